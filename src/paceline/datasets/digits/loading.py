@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 Split: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
+FILE = files("paceline.datasets.digits") / "digits.npz"
 TEST_EVERY = 5
 
 
@@ -35,7 +36,7 @@ def load_data() -> tuple[Split, Split]:
     Repository (https://doi.org/10.24432/C50P49), licensed under CC BY 4.0; `ATTRIBUTION.txt`
     beside this file has the details.
     """
-    with files(__package__).joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
+    with FILE.open("rb") as file, np.load(file) as arrays:
         images, labels = arrays["images"], arrays["labels"]
     test = np.arange(len(labels)) % TEST_EVERY == 0
     return (images[~test], labels[~test]), (images[test], labels[test])
