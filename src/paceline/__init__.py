@@ -1,0 +1,72 @@
+"""Paceline: train Keras 3 models on JAX with many workers, with tf.distribute's names.
+
+The layers, lowest first; a module imports only from layers above it in this list:
+
+    errors, types, config     the exception tree, value objects, options
+    program/                  a step traced once, and its compiled assembly
+    variables/                one variable; aggregation and synchronization as data
+    data/                     distributed datasets, splitting, per-replica values
+    strategies/               base, replica context, one file per strategy
+    training/                 Keras's fit, evaluate and predict, following the strategy
+    checkpoint/               saved state that does not depend on the number of replicas
+    cli/, testing/            the command line; tools for tests
+
+The modules `distribute`, `keras`, `optimizers`, `nn` and `train` are namespaces in TensorFlow's
+spelling, so that `import paceline as tf` runs a tf.distribute program.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from paceline._backend import load_keras
+
+load_keras()
+
+from paceline import config, distribute, errors  # noqa: E402  (Keras must be on JAX first)
+from paceline.program.function import function  # noqa: E402
+from paceline.program.tape import GradientTape, UnconnectedGradients  # noqa: E402
+from paceline.types import (  # noqa: E402
+    VariableAggregation,
+    VariableSynchronization,
+)
+from paceline.variables.variable import Variable  # noqa: E402
+
+if TYPE_CHECKING:
+    from paceline import checkpoint, data, datasets, keras, nn, optimizers, testing, train
+
+__version__ = "0.1.0"
+
+# Namespaces that are loaded when they are first used, to keep the import fast.
+_LAZY = ("checkpoint", "data", "datasets", "keras", "nn", "optimizers", "testing", "train")
+
+__all__ = [
+    "GradientTape",
+    "UnconnectedGradients",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "checkpoint",
+    "config",
+    "data",
+    "datasets",
+    "distribute",
+    "errors",
+    "function",
+    "keras",
+    "nn",
+    "optimizers",
+    "testing",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return importlib.import_module(f"paceline.{name}")
+    raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

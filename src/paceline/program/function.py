@@ -1,0 +1,270 @@
+"""`paceline.function`: trace once, compile, and call with the variables' current values.
+
+The function is traced into a step program with every Keras variable that it touches as input and,
+where it is written, as output; XLA compiles the program and each call feeds it what the variables
+hold and puts back what comes out. Buffers of written variables are donated.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax.extend import core as jex
+
+from paceline.errors import ContextError, TraceError
+from paceline.program import context
+from paceline.program.scope import TraceScope
+from paceline.program.step import StepProgram, evaluate, trace_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MANY_TRACES = 8
+
+
+class Function:
+    """A Python function that runs as one compiled program (tf.function's result).
+
+    Arrays among the arguments, in any nest, are traced: a new shape or dtype means a new trace.
+    Everything else (numbers, strings, None, objects) is part of the program: a new value means a
+    new trace. Inside another `function`, a tape or a JAX transformation it is simply called.
+
+    Args:
+        python_function: the function.
+        keeps: an object that must live as long as this one.
+    """
+
+    def __init__(self, python_function: Callable[..., Any], keeps: Any = None) -> None:
+        self.python_function = python_function
+        self._keeps = keeps
+        self._compiled: dict[Any, _Compiled] = {}
+        functools.update_wrapper(self, python_function)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Makes methods work: `self` is a static argument."""
+        if instance is None:
+            return self
+        bound = instance.__dict__.get(self._attribute) if hasattr(instance, "__dict__") else None
+        if bound is None:
+            bound = Function(self.python_function.__get__(instance, owner))
+            if hasattr(instance, "__dict__"):
+                instance.__dict__[self._attribute] = bound
+        return bound
+
+    @property
+    def _attribute(self) -> str:
+        return f"_paceline_function_{getattr(self.python_function, '__name__', 'call')}_{id(self)}"
+
+    @property
+    def num_traces(self) -> int:
+        """How many programs were traced so far."""
+        return len(self._compiled)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program for these arguments, tracing it if it is new.
+
+        Raises:
+            TraceError: Python code that depends on the value of a traced array.
+        """
+        if _is_tracing():
+            return self.python_function(*args, **kwargs)
+        replica = context.replica_context()
+        if replica is not None and replica.num_replicas_in_sync > 1:
+            return self._from_replica(replica, args, kwargs)
+        frame = context.current()
+        if frame is not None:
+            args, kwargs = frame.strategy.stacked((args, kwargs))
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_variable)
+        key = (tree, _frame_key(), *map(_signature, leaves))
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._compiled[key] = _Compiled(self.python_function, leaves, tree)
+            self._warn_of_many_traces()
+        return compiled([leaf for leaf in leaves if _is_array(leaf)])
+
+    def _from_replica(self, replica: Any, args: Any, kwargs: Any) -> Any:
+        """Called by eager replicas: they meet, and the compiled step runs for all of them."""
+        return replica.merge_call(
+            lambda strategy, *a, **k: strategy.run(self, args=a, kwargs=k), args, kwargs
+        )
+
+    def _warn_of_many_traces(self) -> None:
+        if len(self._compiled) == _MANY_TRACES:
+            warnings.warn(
+                f"{self.__name__!r} has been traced {_MANY_TRACES} times. Every new shape, dtype "  # pyright: ignore[reportAttributeAccessIssue]
+                "or Python value among its arguments costs a compilation; pass numbers that change "
+                "as arrays, and keep batch shapes equal.",
+                stacklevel=3,
+            )
+
+
+def function(python_function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Compiles a function (tf.function); usable as decorator with and without arguments.
+
+    Args:
+        python_function: the function; it may read and assign variables, call `strategy.run`,
+            open a `GradientTape`, and take and return nests.
+        options: tf.function's options (`jit_compile`, `reduce_retracing`, `input_signature`, ...);
+            accepted and ignored, everything is compiled by XLA.
+
+    Semantics:
+        tf.function. Python side effects happen while tracing only. `if`, `while` and `for` on
+        traced values are not rewritten (no AutoGraph): use `jax.lax.cond`, `jnp.where` or
+        `jax.lax.fori_loop`. Collectives and `apply_gradients` may stand in nested functions.
+    """
+    if python_function is None:
+        return lambda fn: Function(fn)
+    return python_function if isinstance(python_function, Function) else Function(python_function)
+
+
+class _Compiled:
+    """One traced and compiled form of a function."""
+
+    def __init__(self, python_function: Callable[..., Any], leaves: list[Any], tree: Any) -> None:
+        self._static = [leaf for leaf in leaves if not _is_array(leaf)]  # keeps ids in keys alive
+        self._program = _trace(python_function, leaves, tree)
+        program = self._program
+        written = {id(variable) for variable in program.writes}
+        self._only_read = [v for v in program.reads if id(v) not in written]
+        self._home = _home_of(program)
+        places = {id(v): i for i, v in enumerate([*program.writes, *self._only_read])}
+        order = [places[id(variable)] for variable in program.reads]
+
+        def run(written: list[Any], only_read: list[Any], arrays: list[Any], consts: Any) -> Any:
+            storages = [*written, *only_read]
+            step = evaluate(program, [storages[i] for i in order], arrays, consts)
+            try:
+                next(step)
+            except StopIteration as stop:
+                results = stop.value
+                return results[: len(program.writes)], results[len(program.writes) :]
+            raise ContextError(
+                "Replicas meet only inside strategy.run(...). Received: a collective in a "
+                "paceline.function outside of it."
+            )
+
+        run.__name__ = getattr(python_function, "__name__", "function")
+        self._run = jax.jit(run, donate_argnums=0)
+        self._consts = [self._placed(const) for const in program.consts]
+
+    def __call__(self, arrays: list[Any]) -> Any:
+        program = self._program
+        written = [self._own_storage(variable) for variable in program.writes]
+        only_read = [self._storage(variable) for variable in self._only_read]
+        if self._home is not None:
+            arrays = [self._placed(array) for array in arrays]
+        new, results = self._run(written, only_read, arrays, self._consts)
+        for variable, value in zip(program.writes, new, strict=True):
+            variable._value = value
+            variable.__dict__["_owned"] = value
+        return program.restore(results)
+
+    def _storage(self, variable: Any) -> Any:
+        value = variable._value
+        if self._home is not None and not _is_on(value, self._home):
+            value = variable._value = self._home.place(value)
+        return value
+
+    def _own_storage(self, variable: Any) -> Any:
+        """What the variable holds, in a buffer that nobody else can see, to be donated."""
+        value = self._storage(variable)
+        return value if variable.__dict__.get("_owned") is value else jnp.copy(value)
+
+    def _placed(self, array: Any) -> Any:
+        is_elsewhere = (
+            self._home is not None
+            and isinstance(array, jax.Array)
+            and array.committed
+            and not _is_on(array, self._home)
+        )
+        return self._home.place(array) if is_elsewhere else array
+
+
+def _trace(python_function: Callable[..., Any], leaves: list[Any], tree: Any) -> StepProgram:
+    def call(*arrays: Any) -> Any:
+        remaining = iter(arrays)
+        filled = [next(remaining) if _is_array(leaf) else leaf for leaf in leaves]
+        args, kwargs = jax.tree.unflatten(tree, filled)
+        return python_function(*args, **kwargs)
+
+    avals = [jax.ShapeDtypeStruct(x.shape, _dtype(x)) for x in leaves if _is_array(x)]
+    try:
+        return trace_step(call, avals, TraceScope())
+    except jax.errors.TracerBoolConversionError as error:
+        raise TraceError(_trace_text("a Python condition (if, while, and, or, assert) on", error)) from error
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+        raise TraceError(_trace_text("Python code that needs the number behind", error)) from error
+    except jax.errors.UnexpectedTracerError as error:
+        raise TraceError(
+            _trace_text("a value kept by an earlier call (a side effect on a list, attribute or "
+                        "global), used as", error)
+        ) from error
+
+
+def _trace_text(what: str, error: Exception) -> str:
+    detail = str(error).split("\n", 1)[0]
+    return (
+        "A paceline.function is traced once with placeholders for its arrays, so their values are "
+        f"not known to Python. Received: {what} a traced array. Use jnp.where, jax.lax.cond or "
+        "jax.lax.fori_loop, return values instead of storing them, or call the function without "
+        f"paceline.function while debugging. JAX says: {detail}"
+    )
+
+
+def _home_of(program: StepProgram) -> Any:
+    """The strategy with several devices that the program's variables live on, if any."""
+    homes = {}
+    for variable in program.reads:
+        placement = getattr(variable, "placement", None)
+        if placement is not None and placement.home is not None:
+            homes[id(placement.home)] = placement.home
+    frame = context.current()
+    if not homes and frame is not None and getattr(frame.strategy, "mesh", None) is not None:
+        return frame.strategy
+    return next(iter(homes.values()), None)
+
+
+def _is_on(array: Any, home: Any) -> bool:
+    return array.sharding.device_set == home.device_set
+
+
+def _is_tracing() -> bool:
+    with jex.take_current_trace() as trace:
+        return type(trace).__name__ != "EvalTrace"
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+
+
+def _is_variable(leaf: Any) -> bool:
+    return isinstance(leaf, keras.Variable)
+
+
+def _dtype(array: Any) -> Any:
+    return jax.dtypes.canonicalize_dtype(array.dtype)
+
+
+def _signature(leaf: Any) -> Any:
+    if _is_array(leaf):
+        return leaf.shape, str(leaf.dtype)
+    try:
+        hash(leaf)
+    except TypeError:
+        return type(leaf), id(leaf)
+    return type(leaf), id(leaf) if isinstance(leaf, keras.Variable) else leaf
+
+
+def _frame_key() -> Any:
+    frame = context.current()
+    if frame is None:
+        return None
+    return id(frame.strategy), frame.replica is None, frame.component
+
+

@@ -1,0 +1,127 @@
+"""Reads become inputs and writes become outputs: the scopes that a step is traced under.
+
+Keras asks the active `StatelessScope` for the value of every variable that is read and tells it of
+every write. A `TraceScope` answers with an input of the step program, bound at the outermost level
+of the trace however deep the read happens (inside a `scan` body, say), and remembers the writes.
+
+A *storage* is what a variable holds (for a per-replica variable on N replicas an array
+`[replica, ...]`); a *value* is what code sees. Plain Keras variables have no such difference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import keras
+from jax.extend import core as jex
+
+from paceline.errors import TraceError
+from paceline.program.tape import notify_read
+
+read_p = jex.Primitive("read_variable")
+
+
+@read_p.def_abstract_eval
+def _read_shape(*, shape: tuple[int, ...], dtype: Any, key: int) -> Any:
+    return jax.core.ShapedArray(shape, jax.dtypes.canonicalize_dtype(dtype))
+
+
+def storage_shape(variable: Any) -> tuple[int, ...]:
+    """The shape of what the variable holds; for plain Keras variables the variable's shape."""
+    return tuple(getattr(variable, "storage_shape", variable.shape))
+
+
+def is_traced(value: Any) -> bool:
+    """Whether `value` only exists while a program is traced."""
+    return isinstance(value, jax.core.Tracer)
+
+
+class TraceScope(keras.StatelessScope):
+    """Collects the reads and writes of one traced function, across replicas.
+
+    Subclasses change what a read means by overriding the three hooks at the end.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: dict[int, tuple[Any, Any]] = {}
+        self.writes: dict[int, tuple[Any, Any]] = {}
+        self._trace: Any = None
+
+    def open(self, trace: Any) -> None:
+        """Binds the scope to the trace whose inputs the reads become."""
+        self._trace = trace
+
+    def storage(self, variable: Any) -> Any:
+        """What the variable holds at this point of the step."""
+        key = id(variable)
+        if key in self.writes:
+            return self.writes[key][1]
+        if key not in self.reads:
+            self.prepare(variable)
+            with jex.set_current_trace(self._trace):
+                shape, dtype = self.input_shape(variable), variable._dtype
+                value = read_p.bind(shape=shape, dtype=dtype, key=key)
+            self.reads[key] = (variable, value)
+        return self.reads[key][1]
+
+    def set_storage(self, variable: Any, value: Any) -> None:
+        """Makes `value` what the variable holds from here on.
+
+        Raises:
+            TraceError: the write comes from inside a control-flow body or a gradient, from where
+                the value can't leave.
+        """
+        if is_traced(value) and value._trace is not self._trace:
+            raise TraceError(
+                "A variable was assigned inside a function that JAX traces on its own (the body "
+                "of cond, scan, while_loop or vmap, or a function under jax.grad), from which the "
+                f"new value cannot leave. Received: an assignment to {variable.path!r}. Return the "
+                "value from that function and assign it outside, or select it with jnp.where; for "
+                "an optimizer applied every k steps use gradient_accumulation_steps=k."
+            )
+        self.storage(variable)  # a written variable is also an input: its buffer is donated
+        self.writes[id(variable)] = (variable, value)
+
+    def get_current_value(self, variable: Any) -> Any:
+        """The value a read gives; Keras calls this."""
+        storage = self.storage(variable)
+        value = self.to_value(variable, storage)
+        notify_read(variable, value)
+        return value
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Takes a write; Keras calls this."""
+        variable, value = update
+        self.write(variable, "assign", value)
+
+    def write(self, variable: Any, operation: str, value: Any) -> Any:
+        """Carries out `assign`, `add` or `sub` and returns the new value."""
+        operate = getattr(variable, "written_storage", None)
+        if operate is None:
+            new = combine(operation, self.storage(variable), value)
+        else:
+            new = operate(self.storage(variable), operation, value)
+        self.set_storage(variable, new)
+        return self.to_value(variable, new)
+
+    def prepare(self, variable: Any) -> None:
+        """Called once before a variable is first read."""
+
+    def input_shape(self, variable: Any) -> tuple[int, ...]:
+        """The shape of the program's input for the variable."""
+        return storage_shape(variable)
+
+    def to_value(self, variable: Any, storage: Any) -> Any:
+        """The value that code sees for a storage."""
+        logical = getattr(variable, "logical_value", None)
+        return storage if logical is None else logical(storage)
+
+
+def combine(operation: str, old: Any, value: Any) -> Any:
+    """Returns `old` after `assign`, `add` or `sub` of `value`, in the dtype of `old`."""
+    if operation == "assign":
+        return jax.numpy.asarray(value, dtype=old.dtype)
+    value = jax.numpy.asarray(value, dtype=old.dtype)
+    return old + value if operation == "add" else old - value

@@ -1,0 +1,227 @@
+"""The step program: a function traced once, with variables as inputs and outputs.
+
+`trace_step` runs the function under a `TraceScope` and returns a `StepProgram`: the equations, which
+variables they read and write, and where replicas meet. How it is executed is up to an assembly
+(`compiled` for lockstep).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex
+
+from paceline.errors import Unsupported
+from paceline.program import meeting
+from paceline.program.scope import TraceScope, is_traced, read_p
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+# Primitives whose inner program can run in place of the call: they only group equations.
+_INLINED = {
+    "jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint",
+    "custom_jvp_call", "custom_vjp_call",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """A leaf of a result that is no array: it comes back as it is, without a computation."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class StepProgram:
+    """A traced function.
+
+    Attributes:
+        equations: the traced equations, reads of variables taken out.
+        read_vars, arg_vars, const_vars: the program's inputs, in this order of kind.
+        consts: arrays and outer tracers the function closed over, matching `const_vars`.
+        out_vars: new storages of `writes`, then the array leaves of the result.
+        reads, writes: the variables read and written, every written one also read.
+        result: the result as leaves, each None (an array, in order) or `Static`.
+        result_tree: how the leaves form the result.
+    """
+
+    equations: tuple[Any, ...]
+    read_vars: tuple[Any, ...]
+    arg_vars: tuple[Any, ...]
+    const_vars: tuple[Any, ...]
+    consts: tuple[Any, ...]
+    out_vars: tuple[Any, ...]
+    reads: tuple[Any, ...]
+    writes: tuple[Any, ...]
+    result: tuple[Static | None, ...]
+    result_tree: Any
+
+    @property
+    def num_meetings(self) -> int:
+        """How many times the replicas meet, loops counted once."""
+        return sum(_count_meetings(equation) for equation in self.equations)
+
+    def restore(self, arrays: Sequence[Any]) -> Any:
+        """Puts array leaves and static leaves back together."""
+        remaining = iter(arrays)
+        leaves = [next(remaining) if leaf is None else leaf.value for leaf in self.result]
+        return jax.tree.unflatten(self.result_tree, leaves)
+
+
+def trace_step(fn: Callable[..., Any], avals: Sequence[Any], scope: TraceScope) -> StepProgram:
+    """Traces `fn(*arrays)` under `scope`.
+
+    Args:
+        fn: takes arrays of the given abstract values and returns any nested structure.
+        avals: `jax.ShapeDtypeStruct` per array argument.
+        scope: a new scope; it is entered here.
+    """
+    found: dict[str, Any] = {}
+
+    def flat(*arrays: Any) -> list[Any]:
+        with jex.take_current_trace() as trace:
+            pass
+        scope.open(trace)
+        leaves, found["tree"] = jax.tree.flatten(fn(*arrays))
+        found["result"] = tuple(None if _is_array(leaf) else Static(leaf) for leaf in leaves)
+        found["writes"] = tuple(variable for variable, _ in scope.writes.values())
+        written = [value for _, value in scope.writes.values()]
+        return written + [jnp.asarray(leaf) for leaf in leaves if _is_array(leaf)]
+
+    with scope:
+        closed = jax.make_jaxpr(flat)(*avals)
+    read_vars = {e.params["key"]: e.outvars[0] for e in closed.jaxpr.eqns if e.primitive is read_p}
+    return StepProgram(
+        equations=tuple(e for e in closed.jaxpr.eqns if e.primitive is not read_p),
+        read_vars=tuple(read_vars[key] for key in scope.reads),
+        arg_vars=tuple(closed.jaxpr.invars),
+        const_vars=tuple(closed.jaxpr.constvars),
+        consts=tuple(closed.consts),
+        out_vars=tuple(closed.jaxpr.outvars),
+        reads=tuple(variable for variable, _ in scope.reads.values()),
+        writes=found["writes"],
+        result=found["result"],
+        result_tree=found["tree"],
+    )
+
+
+def _is_array(leaf: Any) -> bool:
+    return is_traced(leaf) or isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+
+
+Meeting = tuple[Any, dict[str, Any], Any]
+
+
+def evaluate(
+    program: StepProgram, reads: Sequence[Any], args: Sequence[Any], consts: Sequence[Any]
+) -> Generator[Meeting, Any, list[Any]]:
+    """Runs the equations; yields each meeting (primitive, params, operand) and is sent its result.
+
+    Returns the values of `program.out_vars`.
+    """
+    env: dict[Any, Any] = {}
+    env.update(zip(program.read_vars, reads, strict=True))
+    env.update(zip(program.arg_vars, args, strict=True))
+    env.update(zip(program.const_vars, consts, strict=True))
+    yield from _run(program.equations, env)
+    return [_read(env, var) for var in program.out_vars]
+
+
+def _read(env: dict[Any, Any], var: Any) -> Any:
+    return var.val if isinstance(var, jex.Literal) else env[var]
+
+
+def _run(equations: Sequence[Any], env: dict[Any, Any]) -> Generator[Meeting, Any, None]:
+    for equation in equations:
+        operands = [_read(env, var) for var in equation.invars]
+        if equation.primitive in meeting.MEETINGS or equation.primitive is meeting.replica_id_p:
+            operand = operands[0] if operands else None
+            results = [(yield equation.primitive, equation.params, operand)]
+        elif _count_meetings(equation):
+            results = yield from _run_inner(equation, operands)
+        else:
+            results = _bind(equation, operands, equation.params)
+        env.update(zip(equation.outvars, results, strict=True))
+
+
+def _bind(equation: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
+    primitive = equation.primitive
+    with equation.ctx.manager:
+        results = primitive.bind(*operands, **primitive.get_bind_params(params))
+    return results if primitive.multiple_results else [results]
+
+
+def _run_inner(equation: Any, operands: Sequence[Any]) -> Generator[Meeting, Any, Any]:
+    """Runs an equation in whose inner programs replicas meet."""
+    if equation.primitive.name in _INLINED:
+        inner = next(iter(_inner_programs(equation)))
+        env = dict(zip(inner.jaxpr.constvars, inner.consts, strict=True))
+        env.update(zip(inner.jaxpr.invars, operands, strict=True))
+        yield from _run(inner.jaxpr.eqns, env)
+        return [_read(env, var) for var in inner.jaxpr.outvars]
+    # Control flow: the driver is asked, with the equation itself, to carry the body over.
+    return (yield equation, {}, operands)
+
+
+def carry_over(equation: Any, operands: Sequence[Any], drive: Callable[..., Any]) -> Sequence[Any]:
+    """Binds a control-flow equation with the meetings in its bodies resolved by `drive`.
+
+    Args:
+        equation: a scan, while or cond equation in whose body replicas meet.
+        operands: its operands.
+        drive: resolves all meetings of a generator such as `evaluate` and returns its result.
+    """
+
+    def resolved(inner: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+        def body(*args: Any) -> Any:
+            env = dict(zip(inner.jaxpr.constvars, inner.consts, strict=True))
+            env.update(zip(inner.jaxpr.invars, args, strict=True))
+            drive(_run(inner.jaxpr.eqns, env))
+            return [_read(env, var) for var in inner.jaxpr.outvars]
+
+        avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in inner.in_avals]
+        return jax.make_jaxpr(body)(*avals)
+
+    params = dict(equation.params)
+    for name, value in params.items():
+        if isinstance(value, jex.ClosedJaxpr):
+            params[name] = resolved(value)
+        elif isinstance(value, tuple) and value and isinstance(value[0], jex.ClosedJaxpr):
+            params[name] = tuple(resolved(inner) for inner in value)
+    return _bind(equation, operands, params)
+
+
+def _inner_programs(equation: Any) -> list[Any]:
+    inner = []
+    for value in equation.params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, jex.ClosedJaxpr):
+                inner.append(item)
+            elif isinstance(item, jex.Jaxpr):
+                inner.append(jex.ClosedJaxpr(item, ()))
+    return inner
+
+
+def _count_meetings(equation: Any) -> int:
+    if equation.primitive in meeting.MEETINGS:
+        return 1
+    found = 0
+    for inner in _inner_programs(equation):
+        found += sum(_count_meetings(e) for e in inner.jaxpr.eqns)
+        found += sum(e.primitive is meeting.replica_id_p for e in inner.jaxpr.eqns)
+    return found
+
+
+def refuse_control_flow(equation: Any) -> None:
+    """Raises where replicas with different batch sizes would have to meet inside control flow."""
+    raise Unsupported(
+        "Replicas that hold different numbers of examples cannot meet inside the body of a "
+        f"control-flow operation. Received: a collective inside `{equation.primitive.name}`. Move "
+        "the collective or the aggregated assignment out of the loop, or use batches whose size "
+        "is a multiple of the number of replicas."
+    )

@@ -1,0 +1,106 @@
+"""MirroredStrategy: a copy of every variable on each device of this host, in lockstep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from paceline.errors import InvalidType
+from paceline.program import meeting
+from paceline.strategies import devices as device_names
+from paceline.strategies.base import Strategy
+from paceline.strategies.running import is_per_replica
+from paceline.types import PerReplica
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class MirroredStrategy(Strategy):
+    """Synchronous training on the devices of one host (tf.distribute.MirroredStrategy).
+
+    Args:
+        devices: names ("cpu:0", "/device:GPU:1", ...) or `jax.Device`s, one per replica; None or
+            empty means all accelerators, or else all CPU devices. CPU devices that JAX has not
+            been asked for yet are asked for here while that is still possible.
+        cross_device_ops: accepted and ignored: XLA chooses the collective algorithm.
+
+    Raises:
+        InvalidArgument: an unknown or repeated device.
+        InvalidType: `devices` is a single string or holds something else than devices.
+    """
+
+    mirrors_variables = True
+
+    def __init__(self, devices: Sequence[Any] | None = None, cross_device_ops: Any = None) -> None:
+        if isinstance(devices, str):
+            raise InvalidType(
+                "Devices are given as a list, one per replica. Received: "
+                f"devices={devices!r}. Write devices=[{devices!r}]."
+            )
+        found = device_names.resolve(devices) if devices else device_names.all_devices()
+        super().__init__(found)
+        self.mesh = Mesh(np.array(found), (meeting.AXIS,), axis_types=(AxisType.Auto,))
+        self.device_set = set(found)
+        self._same = NamedSharding(self.mesh, PartitionSpec())
+        self._split = NamedSharding(self.mesh, PartitionSpec(meeting.AXIS))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(devices={[str(device) for device in self.devices]})"
+
+    def place(self, value: Any) -> Any:
+        """Copies a value to every replica."""
+        if isinstance(value, jax.core.Tracer):
+            return value
+        return jax.device_put(value, self._same, may_alias=False)
+
+    def place_stacked(self, value: Any) -> Any:
+        """Puts row i of `[replica, ...]` on replica i."""
+        if isinstance(value, jax.core.Tracer):
+            return value
+        return jax.device_put(value, self._split, may_alias=False)
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """Makes equal per-replica arrays one replicated array."""
+        placed = self._on_devices(parts)
+        return jax.make_array_from_single_device_arrays(placed[0].shape, self._same, placed)
+
+    def join_stacked(self, parts: Sequence[Any]) -> Any:
+        """Makes per-replica arrays one array `[replica, ...]`."""
+        placed = self._on_devices([jnp.asarray(part)[None] for part in parts])
+        shape = (len(placed), *placed[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self._split, placed)
+
+    def _on_devices(self, parts: Sequence[Any]) -> list[Any]:
+        return [jax.device_put(part, d) for part, d in zip(parts, self.devices, strict=True)]
+
+    def stacked(self, nest: Any) -> Any:
+        """Per-replica values in the form that a compiled step takes: one padded, sharded array."""
+
+        def stack(leaf: Any) -> Any:
+            if not is_per_replica(leaf) or leaf.array is not None:
+                return leaf
+            return self._stack(leaf)
+
+        return jax.tree.map(stack, nest, is_leaf=is_per_replica)
+
+    def _stack(self, value: PerReplica) -> PerReplica:
+        parts = [jnp.asarray(part) for part in value.values]
+        shapes = tuple(tuple(part.shape) for part in parts)
+        if len({len(shape) for shape in shapes}) > 1:
+            raise InvalidType(
+                "The parts of a per-replica value need one rank to enter a compiled step. "
+                f"Received: shapes {shapes}."
+            )
+        full = np.max(np.array(shapes), axis=0) if shapes[0] else ()
+        padded = [
+            jnp.pad(part, [(0, int(f) - s) for s, f in zip(part.shape, full, strict=True)])
+            for part in parts
+        ]
+        if any(isinstance(part, jax.core.Tracer) for part in padded):
+            return PerReplica.stacked(jnp.stack(padded), shapes)
+        return PerReplica.stacked(self.join_stacked(padded), shapes)

@@ -1,0 +1,178 @@
+"""What code inside `strategy.run` can ask and do (tf.distribute.ReplicaContext)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from paceline.errors import InvalidArgument
+from paceline.program import context, meeting
+from paceline.types import PerReplica, ReduceOp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaContext:
+    """One replica of a step.
+
+    Attributes:
+        strategy: the strategy that runs the step.
+        replica_id_in_sync_group: this replica's index: an int eagerly, a scalar int32 tracer in a
+            compiled step, which all replicas share.
+        group: the eager replica's side of its group, or None in a compiled step.
+        example_sizes: examples that each replica holds in this step, or None where the function
+            was not given a per-replica batch.
+        local_examples: those of this replica.
+        loss_rule: "sum" (own loops: the losses of the replicas add up to the global one) or "mean"
+            (fit: their mean, weighted by examples, is the global one).
+    """
+
+    strategy: Any
+    replica_id_in_sync_group: Any
+    group: Any = None
+    example_sizes: tuple[int, ...] | None = None
+    local_examples: int | None = None
+    loss_rule: Literal["sum", "mean"] = "sum"
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas take part in the step."""
+        return self.strategy.num_replicas_in_sync
+
+    @property
+    def global_examples(self) -> int | None:
+        """Examples of this step over all replicas."""
+        return None if self.example_sizes is None else sum(self.example_sizes)
+
+    @property
+    def share(self) -> float:
+        """This replica's part of the step's examples; 1/N where they are equal or unknown."""
+        if self.example_sizes is None or not sum(self.example_sizes):
+            return 1 / self.num_replicas_in_sync
+        return (self.local_examples or 0) / sum(self.example_sizes)
+
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Any = None) -> Any:
+        """Reduces `value` over the replicas; every replica gets the result.
+
+        Args:
+            reduce_op: SUM or MEAN, as member or string.
+            value: nest of arrays, per replica, of one structure and shape on all replicas.
+            options: accepted and ignored (XLA chooses the algorithm).
+
+        Returns:
+            The nest of results, differentiable. The mean of integers is a float.
+
+        Semantics:
+            tf.distribute.ReplicaContext.all_reduce, except that the reduction is always over N
+            values, also when all replicas pass the same object.
+        """
+        op = ReduceOp.parse(reduce_op)
+        num_replicas = self.num_replicas_in_sync
+
+        def reduce_leaf(leaf: Any) -> Any:
+            array = _array(leaf)
+            if num_replicas == 1:
+                return array
+            total = meeting.all_reduce(array)
+            return total / num_replicas if op is ReduceOp.MEAN else total
+
+        return _map(reduce_leaf, value)
+
+    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+        """Concatenates `value` over the replicas along `axis`; every replica gets the result.
+
+        Args:
+            value: nest of arrays, per replica, equal in all dims but `axis`.
+            axis: the dim to concatenate along.
+            options: accepted and ignored.
+
+        Raises:
+            InvalidArgument: a scalar, or an axis that the value does not have.
+        """
+
+        def gather_leaf(leaf: Any) -> Any:
+            array = _array(leaf)
+            place = _axis_of(array, axis)
+            if self.num_replicas_in_sync == 1:
+                return array
+            return meeting.all_gather(array, place, self._extents(array, place))
+
+        return _map(gather_leaf, value)
+
+    def _extents(self, array: Any, axis: int) -> tuple[int, ...]:
+        if self.group is not None:
+            shapes = self.group.exchange(tuple(array.shape))
+            rest = {shape[:axis] + shape[axis + 1 :] for shape in shapes}
+            if len(rest) > 1:
+                raise InvalidArgument(
+                    "Gathered values must agree in rank and in all dims but the gathered one. "
+                    f"Received: shapes {shapes} with axis={axis}."
+                )
+            return tuple(shape[axis] for shape in shapes)
+        if self.example_sizes is not None and array.shape[axis] == self.local_examples:
+            return self.example_sizes
+        return (array.shape[axis],) * self.num_replicas_in_sync
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Calls `merge_fn(strategy, *args, **kwargs)` once, across replicas, with merged arguments.
+
+        Args:
+            merge_fn: called in cross-replica context.
+            args, kwargs: this replica's arguments; `merge_fn` gets them as per-replica values.
+
+        Returns:
+            This replica's part of the result.
+
+        Raises:
+            ReplicaMismatch: not all replicas call it.
+        """
+        return self.strategy._merge(self, merge_fn, tuple(args), dict(kwargs or {}))
+
+
+def _map(fn: Callable[[Any], Any], nest: Any) -> Any:
+    def is_leaf(leaf: Any) -> bool:
+        return isinstance(leaf, (keras.Variable, PerReplica))
+
+    return jax.tree.map(fn, nest, is_leaf=is_leaf)
+
+
+def _array(leaf: Any) -> Any:
+    if isinstance(leaf, PerReplica):
+        raise InvalidArgument(
+            "A collective takes this replica's value. Received: a per-replica value captured from "
+            f"outside, {leaf!r}. Pass it to strategy.run through args."
+        )
+    return leaf.value if isinstance(leaf, keras.Variable) else jnp.asarray(leaf)
+
+
+def _axis_of(array: Any, axis: int) -> int:
+    if array.ndim == 0 or not -array.ndim <= axis < array.ndim:
+        raise InvalidArgument(
+            "Values are gathered along a dim that they have. Received: a value of shape "
+            f"{tuple(array.shape)} with axis={axis}."
+        )
+    return axis % array.ndim
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """The current replica context, or None across replicas (tf.distribute.get_replica_context).
+
+    Outside every strategy it is the default strategy's.
+    """
+    frame = context.current()
+    if frame is None:
+        from paceline.strategies.default import default_strategy  # the default needs this module
+
+        return ReplicaContext(default_strategy(), 0)
+    return frame.replica  # pyright: ignore[reportReturnType]

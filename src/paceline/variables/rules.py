@@ -1,0 +1,132 @@
+"""What a write in replica context means: the declared aggregation takes effect here.
+
+A write aggregates its *argument* over the replicas and then carries out the operation once on every
+component, so `assign_add` adds the sum of the deltas (Keras's own `assign_add` is a read, an addition
+and an `assign`, and would count the old value once per replica).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from paceline.errors import InvalidArgument
+from paceline.program import context, meeting
+from paceline.program.scope import combine, is_traced
+from paceline.types import VariableAggregation
+
+_SEED_STRIDE = np.uint32(0x9E3779B9)  # any odd number: replicas get distinct seeds
+
+
+def write(variable: Any, operation: str, value: Any, replica: Any, current: Any) -> Any:
+    """Returns the new component of `variable` on `replica`.
+
+    Args:
+        variable: the `Variable` written.
+        operation: "assign", "add" or "sub".
+        value: the replica's argument.
+        replica: the replica context.
+        current: the component before the write.
+
+    Raises:
+        InvalidArgument: the variable's aggregation does not allow this write.
+    """
+    is_single = replica.num_replicas_in_sync == 1
+    if is_single or context.writes_are_direct() or variable.is_on_read:
+        return combine(operation, current, value)
+    if variable.is_seed_state:
+        # The first replica's stream is the state itself: its successor is the new state of all.
+        new = combine(operation, fold_seed(current, replica), value)
+        return meeting.commit(new, VariableAggregation.ONLY_FIRST_REPLICA)
+    return combine(operation, current, _aggregated(variable, operation, value, replica))
+
+
+def fold_seed(component: Any, replica: Any) -> Any:
+    """What a replica reads of a seed generator's state: the same state, another stream.
+
+    The first replica reads the state itself, so one replica draws what a single device draws.
+    """
+    shift = jnp.asarray(replica.replica_id_in_sync_group).astype(component.dtype)
+    return component.at[0].add(shift * _SEED_STRIDE.astype(component.dtype))
+
+
+def _aggregated(variable: Any, operation: str, value: Any, replica: Any) -> Any:
+    aggregation = variable.effective_aggregation
+    if isinstance(value, (bool, int, float, complex, np.generic)):
+        return _aggregated_scalar(variable, aggregation, operation, value, replica)
+    value = jnp.asarray(value, variable.storage_dtype)
+    if aggregation is VariableAggregation.NONE:
+        if variable.is_shared and operation != "assign":
+            return meeting.commit(value)  # one shared variable: every replica's delta lands on it
+        raise InvalidArgument(_none_text(variable, value, replica))
+    if variable.is_aggregation_assumed:
+        _warn_once(variable, aggregation)
+    if aggregation is VariableAggregation.MEAN:
+        return mean(value, replica)
+    return meeting.commit(value, aggregation)
+
+
+def mean(value: Any, replica: Any) -> Any:
+    """The mean over replicas, each counting with its share of the step's examples."""
+    if replica.share * replica.num_replicas_in_sync == 1:
+        total = meeting.commit(value)
+        return (total / replica.num_replicas_in_sync).astype(value.dtype)
+    return meeting.commit(value, VariableAggregation.MEAN, replica.share)
+
+
+def _aggregated_scalar(
+    variable: Any, aggregation: VariableAggregation, operation: str, value: Any, replica: Any
+) -> Any:
+    """A Python or NumPy scalar is the same on every replica."""
+    is_shared_delta = variable.is_shared and operation != "assign"
+    if aggregation is VariableAggregation.NONE and is_shared_delta:
+        return value * replica.num_replicas_in_sync
+    if aggregation is VariableAggregation.SUM and value != 0:
+        count = replica.num_replicas_in_sync
+        raise InvalidArgument(
+            "A Python or NumPy scalar is the same on every replica and cannot be summed over them "
+            f"without saying how often it counts. Received: {value!r} for variable "
+            f"{variable.path!r} with aggregation=SUM. Pass an array, as in "
+            f"jnp.asarray({value!r}), if each of the {count} replicas contributes it (total "
+            f"{value * count!r}), or assign the total in cross-replica context."
+        )
+    return value
+
+
+def _none_text(variable: Any, value: Any, replica: Any) -> str:
+    """The message for an array under NONE: what each aggregation would give here."""
+    if is_traced(value):
+        outcome = {
+            "SUM": "the sum of the replicas' values",
+            "MEAN": "their mean",
+            "ONLY_FIRST_REPLICA": "replica 0's value",
+        }
+    else:
+        parts = np.stack([np.asarray(part) for part in replica.group.exchange(value)])
+        outcome = {
+            "SUM": str(parts.sum(axis=0)),
+            "MEAN": str(parts.mean(axis=0)),
+            "ONLY_FIRST_REPLICA": str(parts[0]),
+        }
+    choices = "; ".join(f"{name} gives {result}" for name, result in outcome.items())
+    return (
+        "A variable that is mirrored over replicas needs an aggregation before replicas can assign "
+        f"arrays to it. Received: an assignment to {variable.path!r} with aggregation=NONE on "
+        f"{replica.num_replicas_in_sync} replicas. Create it with aggregation=..., of which here "
+        f"{choices}; NONE keeps this error. If an optimizer of plain Keras made this write, use "
+        "the optimizer of paceline.keras.optimizers, or strategy.distribute(optimizer)."
+    )
+
+
+def _warn_once(variable: Any, aggregation: VariableAggregation) -> None:
+    variable.is_aggregation_assumed = False
+    warnings.warn(
+        f"Variable {variable.path!r} declares no aggregation and is written inside replicas: "
+        f"Paceline combines the writes with {aggregation.name}. Pass "
+        f"aggregation={aggregation.name.lower()!r} to add_weight (or 'sum', "
+        "'only_first_replica') to be explicit.",
+        stacklevel=2,
+    )
