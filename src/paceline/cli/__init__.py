@@ -1,0 +1,1 @@
+"""The command line: `paceline`, or `python -m paceline`."""
