@@ -49,6 +49,7 @@ def test_an_upward_import_is_found_with_file_and_line(tmp_path: Path, statement:
         ("program/step.py", "from .. import errors\nimport keras\nfrom paceline_extras import x"),
         ("distribute.py", "from paceline.strategies.base import Strategy"),
         ("keras/__init__.py", "from paceline.training.model import Model"),
+        ("__init__.py", "from paceline import testing"),
         ("cli/demo.py", "import paceline as tf"),
     ],
 )
