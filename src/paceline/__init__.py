@@ -38,6 +38,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+
+def _follow(target: Any, strategy: distribute.Strategy) -> Any:
+    from paceline.training.following import follow  # loads Keras's trainers, so only when asked
+
+    return follow(target, strategy)
+
+
+distribute.Strategy._follow = staticmethod(_follow)
+
 # Namespaces that are loaded when they are first used, to keep the import fast.
 _LAZY = ("checkpoint", "data", "datasets", "keras", "nn", "optimizers", "testing", "train")
 

@@ -10,12 +10,14 @@ import enum
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import jax
-import numpy as np
+from jax.core import Tracer
 
 from paceline.errors import InvalidArgument, InvalidType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import numpy as np
 
 Shape = tuple[int, ...]
 E = TypeVar("E", bound=enum.Enum)
@@ -104,7 +106,7 @@ def _parse(kind: type[E], value: Any, argument: str) -> E:
 
 
 class DistributedValues:
-    """One value per replica (tf.distribute.DistributedValues). Users receive them, never make them."""
+    """One value per replica (tf.distribute.DistributedValues). Users never make them."""
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -141,7 +143,7 @@ class PerReplica(DistributedValues):
             parts = _parts(self._array)
             if self._shapes is not None:
                 parts = [p[tuple(map(slice, s))] for p, s in zip(parts, self._shapes, strict=True)]
-            if isinstance(self._array, jax.core.Tracer):
+            if isinstance(self._array, Tracer):
                 return tuple(parts)
             self._values = tuple(parts)
         return self._values
@@ -220,7 +222,7 @@ class Mirrored(PerReplica):
 
 def _parts(array: Any) -> list[Any]:
     """Cuts `[replica, ...]` into per-replica arrays, each on its own device where it has one."""
-    if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
+    if isinstance(array, jax.Array) and not isinstance(array, Tracer):
         shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
         if len(shards) == array.shape[0] and shards[0].data.shape[0] == 1:
             return [shard.data[0] for shard in shards]

@@ -23,10 +23,11 @@ from paceline.program.step import (
     evaluate,
     refuse_control_flow,
 )
-from paceline.types import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
+
+    from paceline.types import Shape
 
 _DONE = object()
 
@@ -122,7 +123,7 @@ class Assembly:
             answers = self._meet([request for _, request in waiting], index, mine)
 
     def _meet(self, requests: Sequence[Any], index: Any, mine: Any) -> list[Any]:
-        primitive, params, _ = requests[0]
+        primitive, _params, _ = requests[0]
         if primitive is meeting.replica_id_p:
             return [index] * len(requests)
         if primitive is meeting.all_gather_p:

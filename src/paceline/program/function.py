@@ -177,13 +177,9 @@ class _Compiled:
         return value if variable.__dict__.get("_owned") is value else jnp.copy(value)
 
     def _placed(self, array: Any) -> Any:
-        is_elsewhere = (
-            self._home is not None
-            and isinstance(array, jax.Array)
-            and array.committed
-            and not _is_on(array, self._home)
-        )
-        return self._home.place(array) if is_elsewhere else array
+        if self._home is None or not isinstance(array, jax.Array) or not array.committed:
+            return array
+        return array if _is_on(array, self._home) else self._home.place(array)
 
 
 def _trace(python_function: Callable[..., Any], leaves: list[Any], tree: Any) -> StepProgram:
@@ -197,13 +193,18 @@ def _trace(python_function: Callable[..., Any], leaves: list[Any], tree: Any) ->
     try:
         return trace_step(call, avals, TraceScope())
     except jax.errors.TracerBoolConversionError as error:
-        raise TraceError(_trace_text("a Python condition (if, while, and, or, assert) on", error)) from error
+        raise TraceError(
+            _trace_text("a Python condition (if, while, and, or, assert) on", error)
+        ) from error
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
         raise TraceError(_trace_text("Python code that needs the number behind", error)) from error
     except jax.errors.UnexpectedTracerError as error:
         raise TraceError(
-            _trace_text("a value kept by an earlier call (a side effect on a list, attribute or "
-                        "global), used as", error)
+            _trace_text(
+                "a value kept by an earlier call (a side effect on a list, attribute or "
+                "global), used as",
+                error,
+            )
         ) from error
 
 
@@ -266,5 +267,3 @@ def _frame_key() -> Any:
     if frame is None:
         return None
     return id(frame.strategy), frame.replica is None, frame.component
-
-

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend import core as jex
 from jax.interpreters import ad, batching
 
@@ -44,7 +45,7 @@ def all_reduce(value: Any) -> Any:
 
 
 def all_gather(value: Any, axis: int, sizes: Sequence[int]) -> Any:
-    """Concatenates `value` over the replicas along `axis`; `sizes[i]` is replica i's extent there."""
+    """Concatenates `value` over the replicas along `axis`, where replica i has `sizes[i]`."""
     return all_gather_p.bind(jnp.asarray(value), axis=axis, sizes=tuple(sizes))
 
 
@@ -130,12 +131,12 @@ def _commit_shape(value: Any, **_: Any) -> Any:
 def _all_gather_shape(value: Any, *, axis: int, sizes: tuple[int, ...]) -> Any:
     shape = list(value.shape)
     shape[axis] = sum(sizes)
-    return jax.core.ShapedArray(tuple(shape), value.dtype)
+    return ShapedArray(tuple(shape), value.dtype)
 
 
 @replica_id_p.def_abstract_eval
 def _replica_id_shape() -> Any:
-    return jax.core.ShapedArray((), np.dtype("int32"))
+    return ShapedArray((), np.dtype("int32"))
 
 
 def _is_zero(cotangent: Any) -> bool:
@@ -177,7 +178,7 @@ def _batch_elementwise(primitive: Any) -> None:
 
 
 def _batch_all_gather(args: Any, dims: Any, *, axis: int, sizes: Any) -> tuple[Any, Any]:
-    moved = batching.moveaxis(args[0], dims[0], 0)
+    moved = jnp.moveaxis(args[0], dims[0], 0)
     return all_gather_p.bind(moved, axis=axis + 1, sizes=sizes), 0
 
 

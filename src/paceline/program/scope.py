@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import keras
+from jax.core import ShapedArray, Tracer
 from jax.extend import core as jex
 
 from paceline.errors import TraceError
@@ -24,7 +25,7 @@ read_p = jex.Primitive("read_variable")
 
 @read_p.def_abstract_eval
 def _read_shape(*, shape: tuple[int, ...], dtype: Any, key: int) -> Any:
-    return jax.core.ShapedArray(shape, jax.dtypes.canonicalize_dtype(dtype))
+    return ShapedArray(shape, jax.dtypes.canonicalize_dtype(dtype))
 
 
 def storage_shape(variable: Any) -> tuple[int, ...]:
@@ -34,7 +35,7 @@ def storage_shape(variable: Any) -> tuple[int, ...]:
 
 def is_traced(value: Any) -> bool:
     """Whether `value` only exists while a program is traced."""
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value, Tracer)
 
 
 class TraceScope(keras.StatelessScope):

@@ -1,8 +1,8 @@
 """The step program: a function traced once, with variables as inputs and outputs.
 
-`trace_step` runs the function under a `TraceScope` and returns a `StepProgram`: the equations, which
-variables they read and write, and where replicas meet. How it is executed is up to an assembly
-(`compiled` for lockstep).
+`trace_step` runs the function under a `TraceScope` and returns a `StepProgram`: the equations,
+which variables they read and write, and where replicas meet. How it is executed is up to an
+assembly (`compiled` for lockstep).
 """
 
 from __future__ import annotations

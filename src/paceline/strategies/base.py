@@ -1,4 +1,4 @@
-"""The base of all strategies: scopes, `run`, `reduce`, `gather` and what variables need of a home."""
+"""The base of all strategies: scopes, `run`, `reduce`, `gather`, and a home for variables."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
-import keras
 
 from paceline.data.dataset import distribute, distribute_from_function
 from paceline.errors import ContextError, InvalidArgument
 from paceline.program import context
 from paceline.program.context import Frame
 from paceline.program.function import Function
+from paceline.program.keras_state import active_scope
 from paceline.program.scope import TraceScope
 from paceline.strategies import merging, reducing, running
 from paceline.strategies.creation import Creation
@@ -35,6 +35,8 @@ class Strategy:
     """
 
     mirrors_variables = False
+    # The training layer is above this one; the package root, which knows both, sets this.
+    _follow: Callable[[Any, Strategy], Any]
 
     def __init__(self, devices: tuple[Any, ...]) -> None:
         self.devices = devices
@@ -151,7 +153,7 @@ class Strategy:
         with self._across("strategy.run"):
             if self.num_replicas_in_sync == 1:
                 return running.run_inline(self, fn, args, kwargs, loss_rule)
-            scope = keras.src.backend.common.stateless_scope.get_stateless_scope()
+            scope = active_scope()
             python_function = fn.python_function if isinstance(fn, Function) else fn
             if isinstance(scope, TraceScope):
                 args, kwargs = self.stacked((args, kwargs))
@@ -274,9 +276,7 @@ class Strategy:
         Raises:
             InvalidType: neither a model nor an optimizer.
         """
-        from paceline.training import following  # training is above the strategies it serves
-
-        return following.follow(target, self)
+        return self._follow(target, self)
 
     # What variables need of their home ----------------------------------------------------------
 

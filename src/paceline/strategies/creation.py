@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from paceline.variables.adoption import adopt, creator
+from paceline.program.keras_state import creator
+from paceline.variables.adoption import adopt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

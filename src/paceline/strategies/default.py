@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any, NoReturn
 
+import keras
+
 from paceline.errors import ContextError
 from paceline.program import context
 from paceline.program.context import Frame
 from paceline.strategies.base import Strategy, StrategyScope
+from paceline.strategies.creation import Creation
 
 
 class _DefaultScope(StrategyScope):
@@ -87,3 +90,6 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
             f"{strategy!r} inside the scope of {frame.strategy!r}. Leave the scope first."
         )
     context.set_global(None if strategy is None else Frame(strategy, is_global=True))
+    keras.distribution.set_distribution(
+        Creation(strategy) if strategy is not None and strategy.mirrors_variables else None
+    )

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import keras
 
 from paceline.program import context, meeting
 from paceline.program.context import Frame
+from paceline.program.keras_state import active_scope
 from paceline.program.scope import TraceScope
 from paceline.strategies.running import is_per_replica
 from paceline.types import PerReplica
@@ -60,7 +60,7 @@ def merge_in_trace(
     """Calls `merge_fn` across replicas in the middle of a compiled step."""
     strategy = replica.strategy
     scope = _AcrossScope(
-        keras.src.backend.common.stateless_scope.get_stateless_scope(),
+        active_scope(),
         strategy.num_replicas_in_sync,
     )
 

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from paceline.errors import InvalidType
 from paceline.program import meeting
+from paceline.program.scope import is_traced
 from paceline.strategies import devices as device_names
 from paceline.strategies.base import Strategy
 from paceline.strategies.running import is_per_replica
@@ -54,13 +55,13 @@ class MirroredStrategy(Strategy):
 
     def place(self, value: Any) -> Any:
         """Copies a value to every replica."""
-        if isinstance(value, jax.core.Tracer):
+        if is_traced(value):
             return value
         return jax.device_put(value, self._same, may_alias=False)
 
     def place_stacked(self, value: Any) -> Any:
         """Puts row i of `[replica, ...]` on replica i."""
-        if isinstance(value, jax.core.Tracer):
+        if is_traced(value):
             return value
         return jax.device_put(value, self._split, may_alias=False)
 
@@ -101,6 +102,6 @@ class MirroredStrategy(Strategy):
             jnp.pad(part, [(0, int(f) - s) for s, f in zip(part.shape, full, strict=True)])
             for part in parts
         ]
-        if any(isinstance(part, jax.core.Tracer) for part in padded):
+        if any(is_traced(part) for part in padded):
             return PerReplica.stacked(jnp.stack(padded), shapes)
         return PerReplica.stacked(self.join_stacked(padded), shapes)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import jax
 
 from paceline.strategies import devices as device_names
 from paceline.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class OneDeviceStrategy(Strategy):
@@ -20,6 +26,12 @@ class OneDeviceStrategy(Strategy):
 
     def __init__(self, device: Any) -> None:
         super().__init__(device_names.resolve([device]))
+
+    @contextlib.contextmanager
+    def _creation(self) -> Iterator[None]:
+        """Variables and computations in the block go to the device."""
+        with jax.default_device(self.devices[0]):
+            yield
 
     def __repr__(self) -> str:
         return f"OneDeviceStrategy({str(self.devices[0])!r})"

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from paceline.errors import InvalidArgument
+from paceline.program.scope import is_traced
 from paceline.types import PerReplica, ReduceOp
 from paceline.variables.variable import Variable
 
@@ -62,8 +63,8 @@ def _sum_at_one_place(parts: list[Any]) -> Any:
 
 
 def _beside(part: Any, other: Any) -> Any:
-    is_traced = isinstance(part, jax.core.Tracer) or isinstance(other, jax.core.Tracer)
-    return part if is_traced else jax.device_put(part, next(iter(other.devices())))
+    is_either_traced = is_traced(part) or is_traced(other)
+    return part if is_either_traced else jax.device_put(part, next(iter(other.devices())))
 
 
 def _over_axis(op: ReduceOp, leaf: Any, axis: Any, num_replicas: int) -> Any:

@@ -14,7 +14,6 @@ from paceline.program import context, meeting
 from paceline.program.compiled import Assembly, Variant
 from paceline.program.context import Frame
 from paceline.program.eager import Group, Member
-from paceline.program.scope import TraceScope
 from paceline.program.step import StepProgram, trace_step
 from paceline.strategies.replica_context import ReplicaContext
 from paceline.types import PerReplica, Shape
@@ -22,6 +21,8 @@ from paceline.variables.replica_scope import EagerReplicaScope, ReplicaScope, co
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from paceline.program.scope import TraceScope
 
 LossRule = Literal["sum", "mean"]
 _SPLIT = PartitionSpec(meeting.AXIS)
@@ -33,14 +34,9 @@ def run_inline(
 ) -> Any:
     """Runs the only replica of a strategy in place."""
     args, kwargs = jax.tree.map(_only, (args, kwargs), is_leaf=is_per_replica)
-    sizes = (_num_examples([jnp.shape(x) for x in jax.tree.leaves(args) if hasattr(x, "shape")]),)
-    replica = ReplicaContext(
-        strategy,
-        0,
-        example_sizes=None if sizes[0] is None else sizes,  # pyright: ignore[reportArgumentType]
-        local_examples=sizes[0],
-        loss_rule=loss_rule,
-    )
+    size = _num_examples([jnp.shape(x) for x in jax.tree.leaves(args) if hasattr(x, "shape")])
+    sizes = None if size is None else (size,)
+    replica = ReplicaContext(strategy, 0, None, sizes, size, loss_rule)
     with context.entered(Frame(strategy, replica=replica)):
         return fn(*args, **kwargs)
 
@@ -57,7 +53,12 @@ def run_eager(
 
     def call(member: Member) -> Any:
         replica = ReplicaContext(
-            strategy, member.index, member, sizes, sizes and sizes[member.index], loss_rule
+            strategy,
+            member.index,
+            member,
+            sizes,
+            None if sizes is None else sizes[member.index],
+            loss_rule,
         )
         own = [
             leaf if p is None else p[member.index] for leaf, p in zip(leaves, parts, strict=True)
@@ -139,22 +140,15 @@ def run_compiled(
     kinds = sorted(set(signatures), reverse=True)
     of_replica = [kinds.index(signature) for signature in signatures]
     per_kind = [_num_examples(signature) for signature in kinds]
-    is_known = bool(batches) and None not in per_kind
-    sizes = tuple(per_kind[k] for k in of_replica) if is_known else None
+    sizes = _known([per_kind[k] for k in of_replica])
 
     def trace(kind: tuple[Shape, ...], local: int | None) -> StepProgram:
         def call(*own: Any) -> Any:
             remaining = iter(own)
             filled = [next(remaining) if is_per_replica(leaf) else leaf for leaf in leaves]
             own_args, own_kwargs = jax.tree.unflatten(tree, filled)
-            replica = ReplicaContext(
-                strategy,
-                meeting.replica_id(),
-                None,
-                sizes,
-                local if sizes else None,
-                loss_rule,  # pyright: ignore[reportArgumentType]
-            )
+            index, own_size = meeting.replica_id(), local if sizes else None
+            replica = ReplicaContext(strategy, index, None, sizes, own_size, loss_rule)
             replica_scope.replica = replica
             with context.entered(Frame(strategy, replica=replica)), strategy._creation():
                 return fn(*own_args, **own_kwargs)
@@ -247,8 +241,14 @@ def _num_examples(shapes: Sequence[Shape]) -> int | None:
 
 
 def _example_sizes(parts: Sequence[tuple[Any, ...]], num_replicas: int) -> tuple[int, ...] | None:
-    sizes = [
-        _num_examples([jnp.shape(part[i]) for part in parts if hasattr(part[i], "shape")])
-        for i in range(num_replicas)
-    ]
-    return None if not parts or None in sizes else tuple(sizes)  # pyright: ignore[reportReturnType]
+    return _known(
+        [
+            _num_examples([jnp.shape(part[i]) for part in parts if hasattr(part[i], "shape")])
+            for i in range(num_replicas)
+        ]
+    )
+
+
+def _known(sizes: Sequence[int | None]) -> tuple[int, ...] | None:
+    known = tuple(size for size in sizes if size is not None)
+    return known if len(known) == len(sizes) else None

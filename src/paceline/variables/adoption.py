@@ -116,10 +116,3 @@ def _is_kerass_own(variable: Any, owner: Any) -> bool:
     if owner is None:
         return variable.name in _KERAS_STATISTICS
     return type(owner).__module__.split(".")[0] in ("keras", "paceline")
-
-
-def creator() -> Any:
-    """The Keras object whose constructor or build is making a variable now, where known."""
-    global_state = keras.src.backend.common.global_state
-    stack = global_state.get_global_attribute("name_scope_stack") or []
-    return next((scope.caller for scope in reversed(stack) if scope.caller is not None), None)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.program.keras_state import outside_of_scopes
 from paceline.program.scope import TraceScope
 from paceline.variables import rules
 from paceline.variables.adoption import adopt
-from paceline.variables.variable import Variable, outside_of_scopes
+from paceline.variables.variable import Variable
 
 
 class ReplicaScope(TraceScope):

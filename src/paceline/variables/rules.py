@@ -1,8 +1,8 @@
 """What a write in replica context means: the declared aggregation takes effect here.
 
-A write aggregates its *argument* over the replicas and then carries out the operation once on every
-component, so `assign_add` adds the sum of the deltas (Keras's own `assign_add` is a read, an addition
-and an `assign`, and would count the old value once per replica).
+A write aggregates its *argument* over the replicas and then carries out the operation once on
+every component, so `assign_add` adds the sum of the deltas (Keras's own `assign_add` is a read, an
+addition and an `assign`, and would count the old value once per replica).
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import numpy as np
 
 from paceline.errors import ContextError, InvalidArgument
 from paceline.program import context
+from paceline.program.keras_state import active_scope, outside_of_scopes
 from paceline.program.scope import TraceScope, combine
 from paceline.program.tape import notify_read
 from paceline.types import (
@@ -203,7 +204,7 @@ class Variable(keras.Variable, metaclass=_VariableType):
     @property
     def value(self) -> Any:
         """The value: across replicas the logical one, inside `run` the replica's own."""
-        if _scope() is not None or self._value is None:
+        if active_scope() is not None or self._value is None:
             return super().value
         self._check_strategy("read")
         self._disown()
@@ -249,7 +250,7 @@ class Variable(keras.Variable, metaclass=_VariableType):
 
     def _write(self, operation: str, value: Any) -> Any:
         value = self._checked_argument(operation, value)
-        scope = _scope()
+        scope = active_scope()
         if isinstance(scope, TraceScope):
             return scope.write(self, operation, value)
         if scope is not None:
@@ -351,10 +352,6 @@ class Variable(keras.Variable, metaclass=_VariableType):
         )
 
 
-def _scope() -> Any:
-    return keras.src.backend.common.stateless_scope.get_stateless_scope()
-
-
 def _initial_array(initial_value: Any, dtype: Any, shape: Any, name: str) -> Any:
     value = initial_value() if callable(initial_value) else initial_value
     if isinstance(value, keras.Variable):
@@ -371,18 +368,6 @@ def _initial_array(initial_value: Any, dtype: Any, shape: Any, name: str) -> Any
             f"{name!r} with an initial value of shape {array.shape}."
         )
     return array
-
-
-@contextlib.contextmanager
-def outside_of_scopes() -> Iterator[None]:
-    """Suspends the active StatelessScope, so that variables can be made and initialised."""
-    global_state = keras.src.backend.common.global_state
-    scope = global_state.get_global_attribute("stateless_scope")
-    global_state.set_global_attribute("stateless_scope", None)
-    try:
-        yield
-    finally:
-        global_state.set_global_attribute("stateless_scope", scope)
 
 
 @contextlib.contextmanager
