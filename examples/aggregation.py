@@ -1,0 +1,36 @@
+"""An aggregated variable, made outside every scope, trained inside a strategy.
+
+Both replicas differentiate `2 * variable`; the optimizer sums their gradients and applies one
+update, so one call moves the variable by Adam's first step, -0.001. TensorFlow 2.21 raises here.
+"""
+
+from __future__ import annotations
+
+import paceline as tf
+
+
+def main() -> float:
+    """Runs one training step and returns the variable's value."""
+    variable = tf.Variable(
+        initial_value=0.0,
+        trainable=True,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.MEAN,
+    )
+    strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        optimizer = tf.keras.optimizers.Adam()
+
+        @tf.function
+        def train_step() -> None:
+            with tf.GradientTape() as tape:
+                loss = 2.0 * variable
+            gradients = tape.gradient(loss, [variable])
+            optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+
+        strategy.run(train_step)
+    return float(variable.numpy())
+
+
+if __name__ == "__main__":
+    print(f"variable after one step: {main():.6f}")

@@ -1,0 +1,37 @@
+"""The programs of `examples/` run and reach what they promise."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+from types import ModuleType
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_aggregated_variable_moves_by_one_adam_step() -> None:
+    # Adam's first step is the learning rate times the sign of the gradient.
+    assert load("aggregation").main() == pytest.approx(-0.001, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("compile_inside", [True, False])
+def test_mirrored_fit_learns_mnist(compile_inside: bool) -> None:
+    assert load("mirrored_fit").main(compile_inside=compile_inside) >= 0.97
+
+
+@pytest.mark.parametrize("distributed", [True, False])
+def test_custom_loop_learns_the_digits(distributed: bool) -> None:
+    assert load("custom_loop").main(distributed=distributed) >= 0.9
