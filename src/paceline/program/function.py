@@ -37,12 +37,11 @@ class Function:
 
     Args:
         python_function: the function.
-        keeps: an object that must live as long as this one.
     """
 
-    def __init__(self, python_function: Callable[..., Any], keeps: Any = None) -> None:
+    def __init__(self, python_function: Callable[..., Any]) -> None:
         self.python_function = python_function
-        self._keeps = keeps
+        self._derived: dict[Any, Function] = {}
         self._compiled: dict[Any, _Compiled] = {}
         functools.update_wrapper(self, python_function)
 
@@ -60,6 +59,12 @@ class Function:
     @property
     def _attribute(self) -> str:
         return f"_paceline_function_{getattr(self.python_function, '__name__', 'call')}_{id(self)}"
+
+    def derived(self, key: Any, make: Callable[[Callable[..., Any]], Any]) -> Function:
+        """The function around this one that `make` gives for `key`, compiled once per key."""
+        if key not in self._derived:
+            self._derived[key] = Function(make(self.python_function))
+        return self._derived[key]
 
     @property
     def num_traces(self) -> int:
@@ -173,8 +178,10 @@ class _Compiled:
 
     def _own_storage(self, variable: Any) -> Any:
         """What the variable holds, in a buffer that nobody else can see, to be donated."""
-        value = self._storage(variable)
-        return value if variable.__dict__.get("_owned") is value else jnp.copy(value)
+        value = variable._value
+        if value is not None and variable.__dict__.get("_owned") is value:
+            return value  # what the last step left: in its place, and seen by nobody
+        return jnp.copy(self._storage(variable))
 
     def _placed(self, array: Any) -> Any:
         if self._home is None or not isinstance(array, jax.Array) or not array.committed:
@@ -254,7 +261,7 @@ def _dtype(array: Any) -> Any:
 
 def _signature(leaf: Any) -> Any:
     if _is_array(leaf):
-        return leaf.shape, str(leaf.dtype)
+        return leaf.shape, leaf.dtype
     try:
         hash(leaf)
     except TypeError:
@@ -266,4 +273,4 @@ def _frame_key() -> Any:
     frame = context.current()
     if frame is None:
         return None
-    return id(frame.strategy), frame.replica is None, frame.component
+    return frame.strategy, frame.replica is None, frame.component

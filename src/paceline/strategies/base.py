@@ -40,7 +40,6 @@ class Strategy:
 
     def __init__(self, devices: tuple[Any, ...]) -> None:
         self.devices = devices
-        self._compiled_runs: dict[int, Function] = {}
 
     # What it is ---------------------------------------------------------------------------------
 
@@ -164,15 +163,15 @@ class Strategy:
 
     def _compiled(self, fn: Function, loss_rule: running.LossRule) -> Function:
         """The `paceline.function` around `run(fn)`, one per function."""
-        if id(fn) not in self._compiled_runs:
-            python_function = fn.python_function
 
+        def around(python_function: Callable[..., Any]) -> Callable[..., Any]:
             def run(args: Any, kwargs: Any) -> Any:
                 return self._run(python_function, args, kwargs, loss_rule)
 
             run.__name__ = getattr(python_function, "__name__", "run")
-            self._compiled_runs[id(fn)] = Function(run, keeps=fn)
-        return self._compiled_runs[id(fn)]
+            return run
+
+        return fn.derived((self, loss_rule), around)
 
     def _merge(self, replica: Any, merge_fn: Any, args: Any, kwargs: Any) -> Any:
         if self.num_replicas_in_sync == 1:
