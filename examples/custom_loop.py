@@ -6,12 +6,14 @@ The last batch of an epoch is short (37 examples); it counts as 37 examples, who
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import paceline as tf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BATCH_SIZE = 64
 

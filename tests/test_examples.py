@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 
@@ -27,6 +30,7 @@ def test_aggregated_variable_moves_by_one_adam_step() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("mnist")
 @pytest.mark.parametrize("compile_inside", [True, False])
 def test_mirrored_fit_learns_mnist(compile_inside: bool) -> None:
     assert load("mirrored_fit").main(compile_inside=compile_inside) >= 0.97
