@@ -29,8 +29,8 @@ _TRANSFORMATIONS = frozenset(
     """
     apply batch bucket_by_sequence_length cache concatenate enumerate filter flat_map
     group_by_window interleave map mp_prefetch padded_batch prefetch ragged_batch rebatch
-    repeat rejection_resample scan seed shard shuffle skip slice snapshot sparse_batch take take_while to_iter_dataset
-    unbatch unique window with_options zip
+    repeat rejection_resample scan seed shard shuffle skip slice snapshot sparse_batch take
+    take_while to_iter_dataset unbatch unique window with_options zip
     """.split()  # noqa: SIM905  (a list of 33 strings reads worse)
 )
 

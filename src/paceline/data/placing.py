@@ -192,10 +192,10 @@ def check_examples(arrays: Sequence[Any], batch: Any) -> int:
             f"A batch needs at least one array [batch, ...]. Received: {batch!r}."
         )
     named, _ = jax.tree_util.tree_flatten_with_path(batch)
-    shapes = {
-        jax.tree_util.keystr(path): tuple(array.shape)
+    shapes = ", ".join(
+        f"{jax.tree_util.keystr(path)} {tuple(array.shape)}"
         for (path, _), array in zip(named, arrays, strict=True)
-    }
+    )
     raise InvalidArgument(
         "All arrays of a batch need one size of the leading dim, the number of examples. "
         f"Received: shapes {shapes}. Yield arrays of one length, and numbers that are not per "

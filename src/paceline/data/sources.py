@@ -137,10 +137,14 @@ def _check(dataset: Any) -> None:
 
 
 def _is_arrays(dataset: Any) -> bool:
-    """Whether `dataset` is an array, or a tuple or dict of arrays, as `fit` takes them."""
-    if isinstance(dataset, (tuple, Mapping)):
-        leaves = dataset.values() if isinstance(dataset, Mapping) else dataset
-        return bool(leaves) and all(_is_arrays(leaf) for leaf in leaves if leaf is not None)
+    """Whether `dataset` is an array, or a tuple or dict of arrays, as `fit` takes them.
+
+    A list of arrays is a list of batches.
+    """
+    if isinstance(dataset, Mapping):
+        return any(_is_arrays(value) for value in dataset.values())
+    if isinstance(dataset, tuple):
+        return any(_is_arrays(part) for part in dataset if not isinstance(part, (tuple, Mapping)))
     return isinstance(dataset, (np.ndarray, np.generic, jax.Array)) or (
         hasattr(dataset, "shape") and hasattr(dataset, "dtype") and hasattr(dataset, "numpy")
     )
