@@ -18,9 +18,11 @@ import numpy as np
 from jax.extend import core as jex
 
 from paceline.errors import ContextError, TraceError
-from paceline.program import context
+from paceline.program import context, nest
 from paceline.program.scope import TraceScope
+from paceline.program.stacking import stacked
 from paceline.program.step import StepProgram, evaluate, trace_step
+from paceline.types import PerReplica
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +87,10 @@ class Function:
         frame = context.current()
         if frame is not None:
             args, kwargs = frame.strategy.stacked((args, kwargs))
-        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_variable)
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_whole)
+        if any(isinstance(leaf, (PerReplica, dict)) for leaf in leaves):
+            whole = nest.opened(tree.unflatten(map(_stacked, leaves)))
+            leaves, tree = jax.tree.flatten(whole, is_leaf=_is_variable)
         key = (tree, _frame_key(), *map(_signature, leaves))
         compiled = self._compiled.get(key)
         if compiled is None:
@@ -148,14 +153,15 @@ class _Compiled:
                 next(step)
             except StopIteration as stop:
                 results = stop.value
-                return results[: len(program.writes)], results[len(program.writes) :]
+                token = jnp.zeros((), bool)  # ready when the step is; nobody donates it
+                return results[: len(program.writes)], results[len(program.writes) :], token
             raise ContextError(
                 "Replicas meet only inside strategy.run(...). Received: a collective in a "
                 "paceline.function outside of it."
             )
 
         run.__name__ = getattr(python_function, "__name__", "function")
-        self._run = jax.jit(run, donate_argnums=0)
+        self._run = jax.jit(run, donate_argnums=0, out_shardings=self._shardings())
         self._consts = [self._placed(const) for const in program.consts]
 
     def __call__(self, arrays: list[Any]) -> Any:
@@ -164,11 +170,24 @@ class _Compiled:
         only_read = [self._storage(variable) for variable in self._only_read]
         if self._home is not None:
             arrays = [self._placed(array) for array in arrays]
-        new, results = self._run(written, only_read, arrays, self._consts)
+        new, results, token = self._run(written, only_read, arrays, self._consts)
+        if self._home is not None and self._home.backpressure is not None:
+            self._home.backpressure.admit(token)
         for variable, value in zip(program.writes, new, strict=True):
             variable._value = value
             variable.__dict__["_owned"] = value
         return program.restore(results)
+
+    def _shardings(self) -> Any:
+        """Where new storages and the token go: XLA alone would put a constant on one device."""
+        if self._home is None:
+            return None
+        same = self._home.sharding(False)
+        stacked = [
+            getattr(getattr(variable, "placement", None), "is_stacked", False)
+            for variable in self._program.writes
+        ]
+        return [self._home.sharding(is_stacked) for is_stacked in stacked], None, same
 
     def _storage(self, variable: Any) -> Any:
         value = variable._value
@@ -193,7 +212,7 @@ def _trace(python_function: Callable[..., Any], leaves: list[Any], tree: Any) ->
     def call(*arrays: Any) -> Any:
         remaining = iter(arrays)
         filled = [next(remaining) if _is_array(leaf) else leaf for leaf in leaves]
-        args, kwargs = jax.tree.unflatten(tree, filled)
+        args, kwargs = nest.closed(jax.tree.unflatten(tree, filled))
         return python_function(*args, **kwargs)
 
     avals = [jax.ShapeDtypeStruct(x.shape, _dtype(x)) for x in leaves if _is_array(x)]
@@ -253,6 +272,14 @@ def _is_array(leaf: Any) -> bool:
 
 def _is_variable(leaf: Any) -> bool:
     return isinstance(leaf, keras.Variable)
+
+
+def _is_whole(leaf: Any) -> bool:
+    return _is_variable(leaf) or (isinstance(leaf, PerReplica) and leaf.array is None)
+
+
+def _stacked(leaf: Any) -> Any:
+    return stacked(leaf) if isinstance(leaf, PerReplica) else leaf
 
 
 def _dtype(array: Any) -> Any:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from paceline.errors import InvalidType
-from paceline.program import meeting
+from paceline.program import meeting, stacking
+from paceline.program.backpressure import Backpressure
 from paceline.program.scope import is_traced
 from paceline.strategies import devices as device_names
 from paceline.strategies.base import Strategy
 from paceline.strategies.running import is_per_replica
-from paceline.types import PerReplica
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,13 +43,19 @@ class MirroredStrategy(Strategy):
             )
         found = device_names.resolve(devices) if devices else device_names.all_devices()
         super().__init__(found)
-        self.mesh = Mesh(np.array(found), (meeting.AXIS,), axis_types=(AxisType.Auto,))
+        self.mesh = stacking.mesh_of(found)
         self.device_set = set(found)
+        is_needed = len(found) > 1 and found[0].platform == "cpu"
+        self.backpressure = Backpressure() if is_needed else None
         self._same = NamedSharding(self.mesh, PartitionSpec())
         self._split = NamedSharding(self.mesh, PartitionSpec(meeting.AXIS))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(devices={[str(device) for device in self.devices]})"
+
+    def sharding(self, is_stacked: bool) -> NamedSharding:
+        """How a storage lies on the mesh: a row per replica, or the same on all."""
+        return self._split if is_stacked else self._same
 
     def place(self, value: Any) -> Any:
         """Copies a value to every replica."""
@@ -72,9 +76,7 @@ class MirroredStrategy(Strategy):
 
     def join_stacked(self, parts: Sequence[Any]) -> Any:
         """Makes per-replica arrays one array `[replica, ...]`."""
-        placed = self._on_devices([jnp.asarray(part)[None] for part in parts])
-        shape = (len(placed), *placed[0].shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, self._split, placed)
+        return stacking.join_stacked(parts, self.mesh)
 
     def _on_devices(self, parts: Sequence[Any]) -> list[Any]:
         return [jax.device_put(part, d) for part, d in zip(parts, self.devices, strict=True)]
@@ -82,26 +84,8 @@ class MirroredStrategy(Strategy):
     def stacked(self, nest: Any) -> Any:
         """Per-replica values in the form that a compiled step takes: one padded, sharded array."""
 
-        def stack(leaf: Any) -> Any:
-            if not is_per_replica(leaf) or leaf.array is not None:
-                return leaf
-            return self._stack(leaf)
-
-        return jax.tree.map(stack, nest, is_leaf=is_per_replica)
-
-    def _stack(self, value: PerReplica) -> PerReplica:
-        parts = [jnp.asarray(part) for part in value.values]
-        shapes = tuple(tuple(part.shape) for part in parts)
-        if len({len(shape) for shape in shapes}) > 1:
-            raise InvalidType(
-                "The parts of a per-replica value need one rank to enter a compiled step. "
-                f"Received: shapes {shapes}."
-            )
-        full = np.max(np.array(shapes), axis=0) if shapes[0] else ()
-        padded = [
-            jnp.pad(part, [(0, int(f) - s) for s, f in zip(part.shape, full, strict=True)])
-            for part in parts
-        ]
-        if any(is_traced(part) for part in padded):
-            return PerReplica.stacked(jnp.stack(padded), shapes)
-        return PerReplica.stacked(self.join_stacked(padded), shapes)
+        return jax.tree.map(
+            lambda leaf: stacking.stacked(leaf, self.mesh) if is_per_replica(leaf) else leaf,
+            nest,
+            is_leaf=is_per_replica,
+        )
