@@ -1,0 +1,174 @@
+"""`Model` and `Sequential` whose fit, evaluate and predict follow a strategy.
+
+Keras's own loops run; what they call per batch is replaced (`runner`), and the state stays in the
+variables, so that callbacks can read and assign it at any time.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import keras
+from keras.src.models.functional import Functional as KerasFunctional
+from keras.src.models.model import functional_init_arguments
+
+from paceline.program import context
+from paceline.strategies.default import default_strategy, get_strategy
+from paceline.training import following, replica_step
+from paceline.training.runner import Runner
+from paceline.training.twins import Mixin, become_twin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.training.replica_step import Kind
+
+
+class TrainsOnReplicas(Mixin):
+    """Mixin over a Keras model: steps run on the replicas of its strategy.
+
+    Semantics:
+        tf.distribute with Keras. Batches are global; a short, uneven or empty replica batch counts
+        by its examples. Logs of every batch are those of all replicas.
+    """
+
+    @functools.wraps(keras.Model.fit)
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        with following.without_distribution():
+            return super().fit(*args, **kwargs)
+
+    @functools.wraps(keras.Model.evaluate)
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        with following.without_distribution():
+            return super().evaluate(*args, **kwargs)
+
+    @functools.wraps(keras.Model.predict)
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        with following.without_distribution():
+            return super().predict(*args, **kwargs)
+
+    @functools.wraps(keras.Model.train_on_batch)
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        with following.without_distribution():
+            return super().train_on_batch(*args, **kwargs)
+
+    @functools.wraps(keras.Model.test_on_batch)
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        with following.without_distribution():
+            return super().test_on_batch(*args, **kwargs)
+
+    @functools.wraps(keras.Model.predict_on_batch)
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        with following.without_distribution():
+            return super().predict_on_batch(*args, **kwargs)
+
+    @staticmethod
+    def adopt(model: Any) -> None:
+        """Gives a plain Keras model this mixin, in place."""
+        become_twin(model, TrainsOnReplicas)
+
+    @property
+    def distribute_strategy(self) -> Any:
+        """The strategy that the model follows (tf.keras.Model.distribute_strategy)."""
+        return following.strategy_of(self) or default_strategy()
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Makes `train_function`; Keras calls this before it trains."""
+        return self._make("train", force, super().make_train_function)
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """Makes `test_function`; Keras calls this before it evaluates."""
+        return self._make("test", force, super().make_test_function)
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """Makes `predict_function`; Keras calls this before it predicts."""
+        return self._make("predict", force, super().make_predict_function)
+
+    def _make(self, kind: Kind, force: bool, plainly: Callable[..., Any]) -> Any:
+        strategy = self._managing_strategy()
+        if strategy is None:
+            return plainly(force)
+        if strategy.mirrors_variables:
+            following.adopt_model(self, strategy)
+        name = f"{kind}_function"
+        groups = replica_step.variables_of(self, kind)
+        key = (strategy, [[id(variable) for variable in group] for group in groups])
+        keys = self.__dict__.setdefault("_paceline_keys", {})
+        is_made = isinstance(getattr(self, name), Runner)
+        if force or not is_made or keys.get(kind) != key:
+            setattr(self, name, Runner(self, kind, strategy))
+            keys[kind] = key
+        return getattr(self, name)
+
+    def _managing_strategy(self) -> Any:
+        """The strategy whose replicas run the steps, or None where Keras's own functions do."""
+        strategy = following.strategy_of(self)
+        if strategy is not None and strategy.mirrors_variables:
+            return strategy
+        kinds: tuple[Kind, ...] = ("train", "test", "predict")
+        is_tensorflows = any(replica_step.takes_only_data(self, kind) for kind in kinds)
+        return (strategy or default_strategy()) if is_tensorflows else None
+
+    def _get_jax_state(self, **groups: bool) -> tuple[Any, ...]:
+        """The state lives in the variables: Keras's loops carry placeholders."""
+        if self._managing_strategy() is None:
+            return super()._get_jax_state(**groups)
+        names = [name for name in groups if name != "purge_model_variables" and groups[name]]
+        return (None,) * len(names)
+
+    def jax_state_sync(self) -> None:
+        """Nothing to do where the state lives in the variables."""
+        if self._managing_strategy() is None:
+            super().jax_state_sync()
+
+    def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super()._compute_loss(*args, **kwargs)
+        replica = context.replica_context()
+        if replica is None or replica.local_examples != 0:
+            return loss
+        # A mean of no examples that a user's loss computed; the replica's share is 0.
+        return jnp.where(jnp.isfinite(loss), loss, jnp.zeros_like(loss))
+
+
+class Model(TrainsOnReplicas, keras.Model):
+    """keras.Model following the strategy in whose scope it is built (see `TrainsOnReplicas`)."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Makes a functional model of `Model(inputs, outputs)`, as Keras does."""
+        is_functional = cls is Model and functional_init_arguments(args, kwargs)
+        instance = super().__new__(Functional if is_functional else cls, *args, **kwargs)
+        following.set_strategy(instance, get_strategy())
+        return instance
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        is_sequential = isinstance(self, keras.Sequential)
+        if is_sequential or not functional_init_arguments(args, kwargs):
+            super().__init__(*args, **kwargs)
+            return
+        # Keras would put its functional class among the bases of this class, for everyone.
+        if not isinstance(self, KerasFunctional):
+            own: Any = type(self)
+            object.__setattr__(self, "__class__", _functional_form(own))
+        KerasFunctional.__init__(self, *args, **kwargs)  # pyright: ignore[reportArgumentType]
+
+
+class Functional(Model, KerasFunctional):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """A model made from input and output tensors, following its strategy."""
+
+
+class Sequential(Model, keras.Sequential):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """keras.Sequential following the strategy in whose scope it is built."""
+
+
+@functools.cache
+def _functional_form(cls: type) -> type:
+    """A user's subclass of `Model`, for an object that is made from inputs and outputs."""
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (cls, KerasFunctional), names)
+
+
+# Saved models name the classes of plain Keras, where they can be loaded too.
+Functional.__module__ = KerasFunctional.__module__
+Sequential.__module__ = "keras"

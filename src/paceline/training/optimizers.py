@@ -1,0 +1,179 @@
+"""Keras's optimizers with the one method that matters across replicas extended.
+
+`apply` first combines the gradients of the replicas; everything after it (clipping, accumulation,
+weight decay, the update, EMA, constraints, loss scaling) then sees the gradient of the global
+batch, is the same on every replica, and equals one device. tf.distribute clips and accumulates
+each replica's own gradient, before the sum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from paceline.program import context, meeting
+from paceline.program.keras_state import outside_of_scopes
+from paceline.training.twins import Mixin, become_twin, twin
+from paceline.variables import rules
+from paceline.variables.adoption import adopt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_applied: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar(
+    "paceline_applied", default=None
+)
+
+
+class FollowsStrategy(Mixin):
+    """Mixin over a Keras optimizer: gradients are combined over the replicas at its entry.
+
+    Inside `strategy.run` the gradients of the replicas are summed; in `fit` they are averaged with
+    the replicas' shares of the examples. In cross-replica context a gradient is the global one.
+    """
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """Updates the variables (keras.Optimizer.apply)."""
+        grads, variables = self._paired(grads, trainable_variables)
+        self._make_variables(variables)
+        grads = combined(grads, variables)
+        with context.applying():
+            return super().apply(grads, trainable_variables)
+
+    def stateless_apply(
+        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """Returns new values of the variables (keras.Optimizer.stateless_apply)."""
+        is_outermost = not context.is_applying()
+        grads = combined(list(grads), self._trainable_variables)
+        with context.applying():
+            updated = super().stateless_apply(optimizer_variables, grads, trainable_variables)
+        if is_outermost and (results := _applied.get()) is not None:
+            results += [*updated[0], *updated[1]]
+        return updated
+
+    def _paired(self, grads: Any, trainable_variables: Any) -> tuple[list[Any], list[Any]]:
+        """The gradients with the variables they belong to, as far as Keras will accept them."""
+        if trainable_variables is None:
+            trainable_variables = getattr(self, "_trainable_variables", [])
+        return list(grads), list(trainable_variables)
+
+    def _make_variables(self, variables: Sequence[Any]) -> None:
+        """Slots, counters and rates live where the variables live, whoever made them and when."""
+        strategy = _home_of(variables)
+        if strategy is not None:
+            for own in self.variables:
+                adopt(own, strategy, owner=self)
+        if self.built or not variables:
+            return
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(outside_of_scopes())
+            stack.enter_context(jax.ensure_compile_time_eval())
+            if strategy is not None:
+                stack.enter_context(strategy._creation())
+            stack.enter_context(keras.name_scope(self.name, caller=self))
+            self.build(list(variables))
+            self.built = True
+
+
+class ScalesLoss(FollowsStrategy):
+    """Mixin over `LossScaleOptimizer`: a step is skipped on all replicas or on none.
+
+    Whether the gradient is finite is asked of the combined one. Keras's own `apply` assigns inside
+    `cond`, which cannot be traced, so the update is computed statelessly and then assigned.
+    """
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Updates the variables (keras.optimizers.LossScaleOptimizer.apply)."""
+        grads, variables = self._paired(grads, trainable_variables)
+        if not grads:
+            return
+        self._make_variables(variables)
+        self._check_variables_are_known(variables)
+        given = dict(zip(map(id, variables), grads, strict=True))
+        everything = [*self._trainable_variables, *self.variables]
+        values = [variable.value for variable in everything]
+        num_trainable = len(self._trainable_variables)
+        with warnings.catch_warnings():
+            if len(variables) < num_trainable:
+                # Keras warns of variables without gradient; these were left out on purpose.
+                warnings.filterwarnings("ignore", message="Gradients do not exist")
+            trainable, own = self.stateless_apply(
+                values[num_trainable:],
+                [given.get(id(v)) for v in self._trainable_variables],
+                values[:num_trainable],
+            )
+        with context.applying():
+            for variable, old, new in zip(everything, values, [*trainable, *own], strict=True):
+                if new is not old:
+                    variable.assign(new)
+
+
+def distributed(cls: type) -> type:
+    """Returns the optimizer class `cls` extended to follow strategies."""
+    is_scaling = issubclass(cls, keras.optimizers.LossScaleOptimizer)
+    return twin(ScalesLoss if is_scaling else FollowsStrategy, cls)
+
+
+def adopt_optimizer(optimizer: Any) -> None:
+    """Makes a plain Keras optimizer follow strategies, in place."""
+    is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    become_twin(optimizer, ScalesLoss if is_scaling else FollowsStrategy)
+
+
+def combined(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """The gradients of the global batch; None stays None."""
+    replica = context.replica_context()
+    if replica is None or replica.num_replicas_in_sync == 1 or context.is_applying():
+        return list(grads)
+    return [
+        grad if grad is None else _combine(grad, variable, replica)
+        for grad, variable in zip(grads, variables, strict=True)
+    ]
+
+
+def _combine(grad: Any, variable: Any, replica: Any) -> Any:
+    grad = jnp.asarray(grad)
+    if getattr(variable, "overwrite_with_gradient", False):
+        return _largest(grad, replica)
+    if replica.loss_rule == "mean":
+        return rules.mean(grad, replica)
+    if replica.share == 0:
+        # No examples: what is not finite was computed from none; a regulariser's part counts.
+        grad = jnp.where(jnp.isfinite(grad), grad, jnp.zeros_like(grad))
+    return meeting.commit(grad)
+
+
+def _largest(value: Any, replica: Any) -> Any:
+    """The largest over replicas: float8 training passes absolute maxima as gradients."""
+    count = replica.num_replicas_in_sync
+    rows = meeting.all_gather(value[None], 0, (1,) * count)
+    sizes = replica.example_sizes or (1,) * count
+    return jnp.max(jnp.stack([rows[i] for i, size in enumerate(sizes) if size]), axis=0)
+
+
+def _home_of(variables: Sequence[Any]) -> Any:
+    """The strategy of the variables, or the current one where they have none yet."""
+    for variable in variables:
+        placement = getattr(variable, "placement", None)
+        if placement is not None and placement.home is not None:
+            return placement.home
+    frame = context.current()
+    return frame.strategy if frame is not None and frame.strategy.mirrors_variables else None
+
+
+@contextlib.contextmanager
+def applied_values() -> Iterator[list[Any]]:
+    """Collects the values that `stateless_apply` returns in the block: alike on all replicas."""
+    results: list[Any] = []
+    token = _applied.set(results)
+    try:
+        yield results
+    finally:
+        _applied.reset(token)
