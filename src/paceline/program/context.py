@@ -73,6 +73,11 @@ def frames() -> tuple[Frame, ...]:
     return tuple(_state.frames)
 
 
+def component() -> int | None:
+    """Index of the variable component that an update function works on, or None."""
+    return _state.frames[-1].component if _state.frames else None
+
+
 def replica_context() -> Replica | None:
     """The replica that the code runs in, or None across replicas and in the default state."""
     return _state.frames[-1].replica if _state.frames else None
@@ -121,5 +126,4 @@ def is_applying() -> bool:
 
 def writes_are_direct() -> bool:
     """Whether an assignment acts on the component at hand, without aggregation."""
-    frame = current()
-    return is_applying() or (frame is not None and frame.component is not None)
+    return is_applying() or component() is not None

@@ -8,6 +8,7 @@ This is the mode to debug in; `paceline.function` compiles the same code.
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +154,7 @@ class Group:
                 f"{[tuple(value.shape) for value in payloads]}. Use all_gather for values of "
                 "different lengths."
             )
-        total = payloads[0]
+        total = jax.device_put(payloads[0], self._devices[0])
         for value in payloads[1:]:
             total = total + jax.device_put(value, self._devices[0])
         return self._to_all(total)
@@ -165,6 +166,11 @@ class Group:
 
     def _to_all(self, value: Any) -> list[Any]:
         return [jax.device_put(value, device) for device in self._devices]
+
+
+def _unnumbered(name: str | None) -> str | None:
+    """A variable's name without the number that makes it unique: foo_0 and foo_1 are one."""
+    return None if name is None else re.sub(r"_\d+$", "", name)
 
 
 class Member:
@@ -201,7 +207,7 @@ class Member:
         self._num_created += 1
         if place == len(created):
             created.append((name, make()))
-        elif created[place][0] != name:
+        elif _unnumbered(created[place][0]) != _unnumbered(name):
             raise ReplicaMismatch(
                 "Replicas must create the same variables in the same order. Received: "
                 f"{created[place][0]!r} on replica 0 and {name!r} on replica {self.index}."

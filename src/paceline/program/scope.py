@@ -10,7 +10,7 @@ A *storage* is what a variable holds (for a per-replica variable on N replicas a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
@@ -19,6 +19,9 @@ from jax.extend import core as jex
 
 from paceline.errors import TraceError
 from paceline.program.tape import notify_read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 read_p = jex.Primitive("read_variable")
 
@@ -45,7 +48,8 @@ class TraceScope(keras.StatelessScope):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(collect_losses=True)
+        self.losses = _Losses()
         self.reads: dict[int, tuple[Any, Any]] = {}
         self.writes: dict[int, tuple[Any, Any]] = {}
         self._trace: Any = None
@@ -97,15 +101,14 @@ class TraceScope(keras.StatelessScope):
         variable, value = update
         self.write(variable, "assign", value)
 
-    def write(self, variable: Any, operation: str, value: Any) -> Any:
-        """Carries out `assign`, `add` or `sub` and returns the new value."""
+    def write(self, variable: Any, operation: str, value: Any) -> None:
+        """Carries out `assign`, `add` or `sub`."""
         operate = getattr(variable, "written_storage", None)
         if operate is None:
             new = combine(operation, self.storage(variable), value)
         else:
             new = operate(self.storage(variable), operation, value)
         self.set_storage(variable, new)
-        return self.to_value(variable, new)
 
     def prepare(self, variable: Any) -> None:
         """Called once before a variable is first read."""
@@ -120,9 +123,28 @@ class TraceScope(keras.StatelessScope):
         return storage if logical is None else logical(storage)
 
 
+class _Losses(list[Any]):
+    """What layers add with `add_loss`. Keras removes by value, which arrays do not have."""
+
+    def remove(self, value: Any) -> None:
+        self[:] = [loss for loss in self if loss is not value]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.copy())  # Keras removes while it iterates
+
+
 def combine(operation: str, old: Any, value: Any) -> Any:
     """Returns `old` after `assign`, `add` or `sub` of `value`, in the dtype of `old`."""
+    value = beside(jax.numpy.asarray(value, dtype=old.dtype), old)
     if operation == "assign":
-        return jax.numpy.asarray(value, dtype=old.dtype)
-    value = jax.numpy.asarray(value, dtype=old.dtype)
+        return value
     return old + value if operation == "add" else old - value
+
+
+def beside(value: Any, other: Any) -> Any:
+    """`value` on the devices of `other`, where both are concrete and `value` lies elsewhere."""
+    if is_traced(value) or is_traced(other) or not value.committed:
+        return value
+    if value.sharding.device_set == other.sharding.device_set:
+        return value
+    return jax.device_put(value, other.sharding)

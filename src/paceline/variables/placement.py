@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax.numpy as jnp
 
 from paceline.errors import InvalidArgument
-from paceline.program.scope import combine
-from paceline.types import VariableAggregation
+from paceline.program.scope import combine, is_traced
+from paceline.types import PerReplica, VariableAggregation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Home(Protocol):
@@ -28,6 +31,10 @@ class Home(Protocol):
 
     def place_stacked(self, value: Any) -> Any:
         """Puts row i of `[replica, ...]` on replica i."""
+        ...
+
+    def join_stacked(self, parts: Sequence[Any]) -> Any:
+        """Makes per-replica arrays one array `[replica, ...]`."""
         ...
 
 
@@ -67,6 +74,19 @@ class Placement:
             return jnp.array(value)
         return self.home.place_stacked(value) if self.is_stacked else self.home.place(value)
 
+    def with_component(self, storage: Any, index: int, value: Any) -> Any:
+        """A stacked storage whose component `index` is `value`."""
+        if is_traced(storage) or is_traced(value):
+            return storage.at[index].set(value)
+        parts = list(PerReplica.stacked(storage).values)
+        parts[index] = value
+        return self.home.join_stacked(parts)
+
+
+def component(storage: Any, index: int) -> Any:
+    """One replica's component of a stacked storage, on the replica's device."""
+    return storage[index] if is_traced(storage) else PerReplica.stacked(storage).values[index]
+
 
 def logical(storage: Any, aggregation: VariableAggregation, name: str) -> Any:
     """The one value of a stacked storage `[replica, ...]`.
@@ -83,8 +103,8 @@ def logical(storage: Any, aggregation: VariableAggregation, name: str) -> Any:
     raise InvalidArgument(
         "An ON_READ variable without an aggregation has one value per replica and no value across "
         f"replicas. Received: a read of {name!r} in cross-replica context with "
-        "aggregation=NONE. Read it inside strategy.run, or create it with aggregation=SUM, MEAN or "
-        "ONLY_FIRST_REPLICA."
+        "aggregation=NONE. Read it inside strategy.run, write it here with assign(value, "
+        "read_value=False), or create it with aggregation=SUM, MEAN or ONLY_FIRST_REPLICA."
     )
 
 

@@ -37,12 +37,11 @@ class ReplicaScope(TraceScope):
         is_folded = variable.is_seed_state and self.replica.num_replicas_in_sync > 1
         return rules.fold_seed(storage, self.replica) if is_folded else storage
 
-    def write(self, variable: Any, operation: str, value: Any) -> Any:
+    def write(self, variable: Any, operation: str, value: Any) -> None:
         """Aggregates the argument over the replicas and carries the operation out."""
         current = self.storage(variable)
         new = rules.write(variable, operation, value, self.replica, current)
         self.set_storage(variable, new)
-        return self.to_value(variable, new)
 
 
 class EagerReplicaScope(ReplicaScope):

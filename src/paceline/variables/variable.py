@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from paceline.errors import ContextError, InvalidArgument
+from paceline.errors import ContextError, InvalidArgument, TraceError
 from paceline.program import context
 from paceline.program.keras_state import active_scope, outside_of_scopes
-from paceline.program.scope import TraceScope, combine
+from paceline.program.scope import TraceScope, combine, is_traced
 from paceline.program.tape import notify_read
 from paceline.types import (
     PerReplica,
@@ -196,21 +196,37 @@ class Variable(keras.Variable, metaclass=_VariableType):
     # Reads -----------------------------------------------------------------------------------
 
     def logical_value(self, storage: Any) -> Any:
-        """The one value across replicas of what the variable holds."""
+        """The one value across replicas of what the variable holds, or an update function's."""
         if not self.placement.is_stacked:
             return storage
+        if (index := context.component()) is not None:
+            return placement.component(storage, index)
         return placement.logical(storage, self.effective_aggregation, self._path)
 
     @property
     def value(self) -> Any:
         """The value: across replicas the logical one, inside `run` the replica's own."""
-        if active_scope() is not None or self._value is None:
-            return super().value
+        scope = active_scope()
         self._check_strategy("read")
-        self._disown()
+        if (value := self._value_in(scope)) is not None:
+            return self._maybe_autocast(value)
+        if self._value is None:
+            return super().value
+        if scope is None:
+            self._disown()
         value = self.logical_value(self._value)
-        notify_read(self, value)
+        if scope is None:
+            notify_read(self, value)
         return self._maybe_autocast(value)
+
+    def _value_in(self, scope: Any) -> Any:
+        """The value in the innermost scope that knows it: Keras opens scopes inside a trace."""
+        while scope is not None:
+            value = scope.get_current_value(self)
+            if value is not None:
+                return value
+            scope = getattr(scope, "original_scope", None)
+        return None
 
     def read_value(self) -> Any:
         """Returns the value (tf.Variable.read_value)."""
@@ -225,54 +241,60 @@ class Variable(keras.Variable, metaclass=_VariableType):
 
         Args:
             value: array of the variable's shape, cast to its dtype. Inside `run`, the replica's.
-            use_locking, name, read_value: accepted for tf.Variable's signature.
+            use_locking, name: accepted for tf.Variable's signature.
+            read_value: return the new value. An ON_READ variable without an aggregation has none
+                across replicas and is written there with `read_value=False`.
 
         Returns:
-            The new value as the caller sees it.
+            The new value as the caller sees it, or None without `read_value`.
 
         Raises:
             InvalidArgument: a per-replica value, a wrong shape, or a write that the variable's
                 aggregation does not allow; nothing was written.
         """
-        return self._write("assign", value)
+        return self._write("assign", value, read_value)
 
     def assign_add(
         self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
     ) -> Any:
         """Adds to the value; inside `run` the deltas are aggregated (tf.Variable.assign_add)."""
-        return self._write("add", value)
+        return self._write("add", value, read_value)
 
     def assign_sub(
         self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
     ) -> Any:
         """Subtracts from the value; inside `run` the deltas are aggregated."""
-        return self._write("sub", value)
+        return self._write("sub", value, read_value)
 
-    def _write(self, operation: str, value: Any) -> Any:
+    def _write(self, operation: str, value: Any, read_value: bool) -> Any:
         value = self._checked_argument(operation, value)
+        self._check_strategy("assign")
         scope = active_scope()
         if isinstance(scope, TraceScope):
-            return scope.write(self, operation, value)
+            scope.write(self, operation, value)
+            return scope.to_value(self, scope.storage(self)) if read_value else None
         if scope is not None:
             new = combine(operation, self.value, value)
             scope.add_update((self, new))
             return new
-        self._check_strategy("assign")
         new = self.written_storage(self._value, operation, value)
-        component = (context.current() or context.Frame(None)).component
-        self._set_storage(new if component is None else self._one_component(new, component))
-        if self.placement.is_stacked and self.aggregation is VariableAggregation.NONE:
-            return jnp.asarray(value, self.storage_dtype)
-        return self.logical_value(self._value)
+        new = self.placement.place(new)
+        returned = self.logical_value(new) if read_value else None
+        self._value = new
+        return returned
 
     def written_storage(self, storage: Any, operation: str, value: Any) -> Any:
         """What the variable holds after a write in cross-replica context."""
-        if self.placement.is_stacked and not context.writes_are_direct():
-            aggregation = self.effective_aggregation
-            return placement.write_across(storage, operation, value, aggregation, self._path)
-        if self.placement.is_stacked:
+        if not self.placement.is_stacked:
+            return combine(operation, storage, value)
+        if (index := context.component()) is not None:
+            old = placement.component(storage, index)
+            return self.placement.with_component(storage, index, combine(operation, old, value))
+        if context.writes_are_direct():
             value = jnp.broadcast_to(jnp.asarray(value, storage.dtype), storage.shape)
-        return combine(operation, storage, value)
+            return combine(operation, storage, value)
+        aggregation = self.effective_aggregation
+        return placement.write_across(storage, operation, value, aggregation, self._path)
 
     def _checked_argument(self, operation: str, value: Any) -> Any:
         if isinstance(value, PerReplica):
@@ -308,6 +330,12 @@ class Variable(keras.Variable, metaclass=_VariableType):
             value = jnp.broadcast_to(value, (self.placement.num_replicas, *value.shape))
         self._set_storage(value)
 
+    def _convert_to_tensor(self, value: Any, dtype: Any = None) -> Any:
+        """Keras's conversion; JAX would warn of 64 bits that it does not have."""
+        return super()._convert_to_tensor(
+            value, None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
+        )
+
     def _validate_shape(self, shape: Any) -> tuple[int, ...]:
         """Keras takes the shape from the array it stored, which may have a replica axis."""
         stored = self.__dict__.get("_value")
@@ -318,12 +346,6 @@ class Variable(keras.Variable, metaclass=_VariableType):
 
     def _set_storage(self, storage: Any) -> None:
         self._value = self.placement.place(storage)
-
-    def _one_component(self, new: Any, component: int) -> Any:
-        """An update function acts on one component of a per-replica variable."""
-        if not self.placement.is_stacked:
-            return new
-        return self._value.at[component].set(new[component])
 
     def _disown(self) -> None:
         """The array is about to be seen outside: the next step must not donate it."""
@@ -361,6 +383,12 @@ def _initial_array(initial_value: Any, dtype: Any, shape: Any, name: str) -> Any
         if dtype is None
         else jax.dtypes.canonicalize_dtype(keras.backend.standardize_dtype(dtype))
     )
+    if is_traced(value):
+        raise TraceError(
+            "A variable made in a traced function needs an initial value that is known while "
+            f"tracing. Received: a traced array as the initial value of {name!r}. Pass a number, a "
+            "NumPy array or a callable that computes the value, or make the variable outside."
+        )
     array = jnp.array(value, dtype=dtype)
     if shape is not None and tuple(shape) != array.shape:
         raise InvalidArgument(
