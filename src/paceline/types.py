@@ -191,7 +191,10 @@ class PerReplica(DistributedValues):
         self._refuse("used in arithmetic")
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_arithmetic
-    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = __neg__ = _no_arithmetic
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = __rpow__ = _no_arithmetic
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __divmod__ = _no_arithmetic
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _no_arithmetic
+    __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _no_arithmetic
     __lt__ = __le__ = __gt__ = __ge__ = _no_arithmetic
 
     def __getitem__(self, key: Any) -> NoReturn:
@@ -204,6 +207,11 @@ class PerReplica(DistributedValues):
         self._refuse("asked for its length")
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        self._refuse("converted to one array")
+
+    __array_ufunc__ = None  # NumPy leaves arithmetic with this value to the methods above
+
+    def __jax_array__(self) -> NoReturn:
         self._refuse("converted to one array")
 
     def __float__(self) -> float:

@@ -23,6 +23,7 @@ from paceline.program.step import (
     evaluate,
     refuse_control_flow,
 )
+from paceline.types import PerReplica
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -58,12 +59,32 @@ class Assembly:
     def _check_alike(self) -> None:
         first = self.variants[0].program
         for variant in self.variants[1:]:
-            if variant.program.result_tree != first.result_tree:
+            if _form(variant.program) != _form(first):
                 raise ReplicaMismatch(
                     "The function given to run must return the same structure whatever the size "
                     f"of its batch. Received: {first.result_tree} and "
                     f"{variant.program.result_tree}."
                 )
+
+    def restore(self, arrays: Sequence[Any]) -> Any:
+        """The result, given its array leaves for all replicas.
+
+        What is no array, such as a number made from the batch size, comes back bare where the
+        replicas agree and per replica where they do not.
+        """
+        remaining = iter(arrays)
+        first = self.variants[0].program
+        return first.joined(
+            [
+                next(remaining) if leaf is None else self._static(index)
+                for index, leaf in enumerate(first.result)
+            ]
+        )
+
+    def _static(self, index: int) -> Any:
+        leaves = [self.variants[k].program.result[index] for k in self.of_replica]
+        values = [leaf.value for leaf in leaves if leaf is not None]
+        return values[0] if all(_is_same(v, values[0]) for v in values) else PerReplica(values)
 
     def output_shapes(self, index: int) -> tuple[Shape, ...]:
         """True shape of array output `index` on each replica."""
@@ -170,6 +191,15 @@ def _advance(step: Generator[Any, Any, Any], answer: Any) -> tuple[Any, Any]:
         return None, step.send(answer)
     except StopIteration as stop:
         return _DONE, stop.value
+
+
+def _form(program: StepProgram) -> Any:
+    return program.result_tree, [leaf is None for leaf in program.result]
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    is_plain = isinstance(value, (int, float, str, bytes)) and type(value) is type(other)
+    return value is other or (is_plain and value == other)
 
 
 def _kind(request: Any) -> Any:

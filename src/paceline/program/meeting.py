@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend import core as jex
-from jax.interpreters import ad, batching
+from jax.interpreters import ad, batching, mlir
 
 from paceline.errors import ContextError
 from paceline.program import context
@@ -137,6 +137,18 @@ def _all_gather_shape(value: Any, *, axis: int, sizes: tuple[int, ...]) -> Any:
 @replica_id_p.def_abstract_eval
 def _replica_id_shape() -> Any:
     return ShapedArray((), np.dtype("int32"))
+
+
+def _refuse_lowering(*_: Any, **__: Any) -> Any:
+    raise ContextError(
+        "Replicas that run eagerly cannot meet inside code that JAX compiles on its own (the body "
+        "of scan, cond or while_loop, or a function under jax.jit). Received: a collective or an "
+        "aggregated assignment there. Make the function given to strategy.run a paceline.function."
+    )
+
+
+for _primitive in (*MEETINGS, replica_id_p):
+    mlir.register_lowering(_primitive, _refuse_lowering)
 
 
 def _is_zero(cotangent: Any) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from paceline.errors import Unsupported
-from paceline.program import meeting
+from paceline.program import meeting, nest
 from paceline.program.scope import TraceScope, is_traced, read_p
 
 if TYPE_CHECKING:
@@ -69,8 +69,13 @@ class StepProgram:
     def restore(self, arrays: Sequence[Any]) -> Any:
         """Puts array leaves and static leaves back together."""
         remaining = iter(arrays)
-        leaves = [next(remaining) if leaf is None else leaf.value for leaf in self.result]
-        return jax.tree.unflatten(self.result_tree, leaves)
+        return self.joined(
+            [next(remaining) if leaf is None else leaf.value for leaf in self.result]
+        )
+
+    def joined(self, leaves: Sequence[Any]) -> Any:
+        """Makes the result's leaves the result."""
+        return nest.closed(jax.tree.unflatten(self.result_tree, leaves))
 
 
 def trace_step(fn: Callable[..., Any], avals: Sequence[Any], scope: TraceScope) -> StepProgram:
@@ -87,7 +92,7 @@ def trace_step(fn: Callable[..., Any], avals: Sequence[Any], scope: TraceScope) 
         with jex.take_current_trace() as trace:
             pass
         scope.open(trace)
-        leaves, found["tree"] = jax.tree.flatten(fn(*arrays))
+        leaves, found["tree"] = jax.tree.flatten(nest.opened(fn(*arrays)))
         found["result"] = tuple(None if _is_array(leaf) else Static(leaf) for leaf in leaves)
         found["writes"] = tuple(variable for variable, _ in scope.writes.values())
         written = [value for _, value in scope.writes.values()]
@@ -132,6 +137,11 @@ def evaluate(
     return [_read(env, var) for var in program.out_vars]
 
 
+def _array(operand: Any, aval: Any) -> Any:
+    """The operand of a meeting; a literal of the program is a bare number."""
+    return operand if isinstance(operand, jax.Array) else jnp.asarray(operand, aval.dtype)
+
+
 def _read(env: dict[Any, Any], var: Any) -> Any:
     return var.val if isinstance(var, jex.Literal) else env[var]
 
@@ -140,7 +150,7 @@ def _run(equations: Sequence[Any], env: dict[Any, Any]) -> Generator[Meeting, An
     for equation in equations:
         operands = [_read(env, var) for var in equation.invars]
         if equation.primitive in meeting.MEETINGS or equation.primitive is meeting.replica_id_p:
-            operand = operands[0] if operands else None
+            operand = _array(operands[0], equation.invars[0].aval) if operands else None
             results = [(yield equation.primitive, equation.params, operand)]
         elif _count_meetings(equation):
             results = yield from _run_inner(equation, operands)

@@ -14,7 +14,32 @@ from paceline.program import context, meeting
 from paceline.types import PerReplica, ReduceOp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+
+class GatherLog:
+    """The sizes that replicas gather in a compiled step, in the order of the `all_gather`s.
+
+    Every replica's result holds the parts of all, but the trace of one batch size knows only its
+    own part. So each trace assumes the others' sizes and notes its own, and is repeated with the
+    true ones in the rare case that it assumed wrong (a replica gathers more than its examples).
+
+    Args:
+        known: for each `all_gather`, the size of every replica's part, where an earlier trace
+            told it.
+    """
+
+    def __init__(self, known: Sequence[tuple[int, ...]] = ()) -> None:
+        self._known = known
+        self.own: list[int] = []
+        self.assumed: list[tuple[int, ...]] = []
+
+    def sizes(self, own: int, likely: tuple[int, ...]) -> tuple[int, ...]:
+        """Notes one gather of a part of size `own` and returns the size of every part."""
+        place = len(self.own)
+        self.own.append(own)
+        self.assumed.append(self._known[place] if place < len(self._known) else likely)
+        return self.assumed[-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +54,7 @@ class ReplicaContext:
         example_sizes: examples that each replica holds in this step, or None where the function
             was not given a per-replica batch.
         local_examples: those of this replica.
+        gathers: what a compiled step gathers, which settles the sizes of its results.
         loss_rule: "sum" (own loops: the losses of the replicas add up to the global one) or "mean"
             (fit: their mean, weighted by examples, is the global one).
     """
@@ -39,6 +65,7 @@ class ReplicaContext:
     example_sizes: tuple[int, ...] | None = None
     local_examples: int | None = None
     loss_rule: Literal["sum", "mean"] = "sum"
+    gathers: GatherLog | None = None
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -115,9 +142,12 @@ class ReplicaContext:
                     f"Received: shapes {shapes} with axis={axis}."
                 )
             return tuple(shape[axis] for shape in shapes)
-        if self.example_sizes is not None and array.shape[axis] == self.local_examples:
-            return self.example_sizes
-        return (array.shape[axis],) * self.num_replicas_in_sync
+        extent = array.shape[axis]
+        if self.example_sizes is not None and extent == self.local_examples:
+            likely = self.example_sizes
+        else:
+            likely = (extent,) * self.num_replicas_in_sync
+        return likely if self.gathers is None else self.gathers.sizes(extent, likely)
 
     def merge_call(
         self,

@@ -10,12 +10,13 @@ import keras
 from jax.sharding import PartitionSpec
 
 from paceline.errors import InvalidArgument
-from paceline.program import context, meeting
+from paceline.program import context, meeting, nest
 from paceline.program.compiled import Assembly, Variant
 from paceline.program.context import Frame
 from paceline.program.eager import Group, Member
+from paceline.program.scope import is_traced
 from paceline.program.step import StepProgram, trace_step
-from paceline.strategies.replica_context import ReplicaContext
+from paceline.strategies.replica_context import GatherLog, ReplicaContext
 from paceline.types import PerReplica, Shape
 from paceline.variables.replica_scope import EagerReplicaScope, ReplicaScope, collect
 
@@ -45,7 +46,7 @@ def run_eager(
     strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, loss_rule: LossRule
 ) -> Any:
     """Calls `fn` on every replica, as threads that meet."""
-    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_per_replica)
+    leaves, tree = jax.tree.flatten(nest.opened((args, kwargs)), is_leaf=is_per_replica)
     parts = [leaf.values if is_per_replica(leaf) else None for leaf in leaves]
     sizes = _example_sizes([p for p in parts if p is not None], strategy.num_replicas_in_sync)
     scopes: list[EagerReplicaScope] = []
@@ -61,9 +62,10 @@ def run_eager(
             loss_rule,
         )
         own = [
-            leaf if p is None else p[member.index] for leaf, p in zip(leaves, parts, strict=True)
+            _on(leaf if p is None else p[member.index], strategy.devices[member.index])
+            for leaf, p in zip(leaves, parts, strict=True)
         ]
-        own_args, own_kwargs = jax.tree.unflatten(tree, own)
+        own_args, own_kwargs = nest.closed(jax.tree.unflatten(tree, own))
         scope = EagerReplicaScope(replica)
         scopes.append(scope)
         frame = Frame(strategy, replica=replica)
@@ -76,11 +78,25 @@ def run_eager(
         merged_args, merged_kwargs = regroup([payload[1:] for payload in payloads])
         with context.entered(Frame(strategy)):
             result = merge_fn(strategy, *merged_args, **merged_kwargs)
-        return [part_of(result, index) for index in range(len(payloads))]
+        return [
+            jax.tree.map(lambda leaf, d=device: _on(leaf, d), part_of(result, index))
+            for index, device in enumerate(strategy.devices)
+        ]
 
     results = Group(strategy.devices, merge).run(call)
     collect(scopes)
     return regroup(results)
+
+
+def _on(leaf: Any, device: Any) -> Any:
+    """An array as a replica can use it; what lies there, or anywhere, stays the same object."""
+    is_elsewhere = (
+        isinstance(leaf, jax.Array)
+        and not is_traced(leaf)
+        and leaf.committed
+        and leaf.devices() != {device}
+    )
+    return jax.device_put(leaf, device) if is_elsewhere else leaf
 
 
 def part_of(nest: Any, index: int) -> Any:
@@ -98,7 +114,7 @@ def regroup(results: Sequence[Any]) -> Any:
     Raises:
         InvalidArgument: the structures differ.
     """
-    flat = [jax.tree.flatten(result, is_leaf=_is_variable) for result in results]
+    flat = [jax.tree.flatten(nest.opened(result), is_leaf=_is_variable) for result in results]
     trees = [tree for _, tree in flat]
     if any(tree != trees[0] for tree in trees[1:]):
         raise InvalidArgument(
@@ -109,7 +125,7 @@ def regroup(results: Sequence[Any]) -> Any:
     for parts in zip(*[leaves for leaves, _ in flat], strict=True):
         is_same = all(part is parts[0] for part in parts[1:])
         joined.append(parts[0] if is_same or len(parts) == 1 else PerReplica(parts))
-    return jax.tree.unflatten(trees[0], joined)
+    return nest.closed(jax.tree.unflatten(trees[0], joined))
 
 
 def run_compiled(
@@ -120,6 +136,7 @@ def run_compiled(
     loss_rule: LossRule,
     scope: TraceScope,
     num_steps: int | None = None,
+    is_result_alike: bool = False,
 ) -> Any:
     """Traces `fn` and adds its program, for all replicas, to the step being traced.
 
@@ -128,8 +145,9 @@ def run_compiled(
         scope: the scope of the surrounding trace, in cross-replica context.
         num_steps: the per-replica arguments hold this many steps, `[replica, step, ...]`; they
             run in a loop and the result is the last step's.
+        is_result_alike: all replicas return the same arrays, which then come back bare.
     """
-    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_per_replica)
+    leaves, tree = jax.tree.flatten(nest.opened((args, kwargs)), is_leaf=is_per_replica)
     batches = [leaf for leaf in leaves if is_per_replica(leaf)]
     num_replicas = strategy.num_replicas_in_sync
     lead = 1 if num_steps is None else 2
@@ -142,13 +160,13 @@ def run_compiled(
     per_kind = [_num_examples(signature) for signature in kinds]
     sizes = _known([per_kind[k] for k in of_replica])
 
-    def trace(kind: tuple[Shape, ...], local: int | None) -> StepProgram:
+    def trace(kind: tuple[Shape, ...], local: int | None, gathers: GatherLog) -> StepProgram:
         def call(*own: Any) -> Any:
             remaining = iter(own)
             filled = [next(remaining) if is_per_replica(leaf) else leaf for leaf in leaves]
-            own_args, own_kwargs = jax.tree.unflatten(tree, filled)
+            own_args, own_kwargs = nest.closed(jax.tree.unflatten(tree, filled))
             index, own_size = meeting.replica_id(), local if sizes else None
-            replica = ReplicaContext(strategy, index, None, sizes, own_size, loss_rule)
+            replica = ReplicaContext(strategy, index, None, sizes, own_size, loss_rule, gathers)
             replica_scope.replica = replica
             with context.entered(Frame(strategy, replica=replica)), strategy._creation():
                 return fn(*own_args, **own_kwargs)
@@ -157,13 +175,26 @@ def run_compiled(
         avals = [jax.ShapeDtypeStruct(s, b.array.dtype) for s, b in zip(kind, batches, strict=True)]
         return trace_step(call, avals, replica_scope)
 
-    variants = [Variant(trace(kind, n), kind) for kind, n in zip(kinds, per_kind, strict=True)]
-    assembly = Assembly(variants, of_replica)
-    outputs = _emit(strategy, assembly, [batch.array for batch in batches], scope, num_steps)
+    def trace_all(known: Sequence[tuple[int, ...]]) -> list[Variant]:
+        logs = [GatherLog(known) for _ in kinds]
+        variants = [
+            Variant(trace(kind, n, log), kind)
+            for kind, n, log in zip(kinds, per_kind, logs, strict=True)
+        ]
+        own = zip(*[log.own for log in logs], strict=False)
+        true_sizes = [tuple(of_kind[k] for k in of_replica) for of_kind in own]
+        is_true = all(log.assumed[: len(true_sizes)] == true_sizes for log in logs)
+        return variants if is_true else trace_all(true_sizes)
+
+    assembly = Assembly(trace_all(()), of_replica)
+    arrays = [batch.array for batch in batches]
+    outputs = _emit(strategy, assembly, arrays, scope, num_steps, is_result_alike)
+    if is_result_alike:
+        return assembly.restore(outputs)
     results = [
         PerReplica.stacked(output, assembly.output_shapes(i)) for i, output in enumerate(outputs)
     ]
-    return variants[0].program.restore(results)
+    return assembly.restore(results)
 
 
 def _emit(
@@ -172,6 +203,7 @@ def _emit(
     arrays: Sequence[Any],
     scope: TraceScope,
     num_steps: int | None,
+    is_result_alike: bool,
 ) -> list[Any]:
     reads = [scope.storage(variable) for variable in assembly.reads]
     consts = [list(variant.program.consts) for variant in assembly.variants]
@@ -186,7 +218,7 @@ def _emit(
         else:
             written, outputs = _repeat(assembly, own, own_arrays, consts)
         written = [w[None] if s else w for w, s in zip(written, stacked_writes, strict=True)]
-        return written, [output[None] for output in outputs]
+        return written, outputs if is_result_alike else [output[None] for output in outputs]
 
     written, outputs = jax.shard_map(
         body,
@@ -198,7 +230,7 @@ def _emit(
         ),
         out_specs=(
             [_SPLIT if is_stacked else _SAME for is_stacked in stacked_writes],
-            [_SPLIT] * assembly.num_outputs,
+            [_SAME if is_result_alike else _SPLIT] * assembly.num_outputs,
         ),
         check_vma=False,
     )(reads, list(arrays), consts)

@@ -1,0 +1,47 @@
+"""Nests with subclasses of dict in them, which JAX takes for leaves and tf.distribute for dicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+
+@jax.tree_util.register_pytree_node_class
+class _Opened:
+    """The items of an instance of a dict subclass that JAX does not know."""
+
+    def __init__(self, kind: type, keys: tuple[Any, ...], values: tuple[Any, ...]) -> None:
+        self._kind, self._keys, self._values = kind, keys, values
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        return self._values, (self._kind, self._keys)
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, children: Any) -> _Opened:
+        kind, keys = static
+        return cls(kind, keys, tuple(children))
+
+    def close(self) -> Any:
+        values = [closed(value) for value in self._values]
+        return self._kind(zip(self._keys, values, strict=True))
+
+
+def opened(nest: Any) -> Any:
+    """The nest in a form whose every leaf `jax.tree` reaches."""
+
+    def open_leaf(leaf: Any) -> Any:
+        if not isinstance(leaf, dict):
+            return leaf
+        return _Opened(type(leaf), tuple(leaf), tuple(opened(value) for value in leaf.values()))
+
+    return jax.tree.map(open_leaf, nest)
+
+
+def closed(nest: Any) -> Any:
+    """The inverse of `opened`, after any change to the leaves."""
+    return jax.tree.map(
+        lambda leaf: leaf.close() if isinstance(leaf, _Opened) else leaf,
+        nest,
+        is_leaf=lambda leaf: isinstance(leaf, _Opened),
+    )
