@@ -97,15 +97,23 @@ class Record:
 class RecordingTrace(Trace):
     """Runs each operation in the trace below and records it.
 
-    Args:
-        parent: The trace that was current when the tape was entered.
-        record: Gives the record to write to, or None while nothing is to be recorded.
+    A trace may be opened again after it was closed. Eager tapes should do so: the current trace is
+    part of the key of JAX's jit caches, and a new trace for each step would fill them.
     """
 
-    def __init__(self, parent: Trace, record: Callable[[], Record | None]) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        self.close()
+
+    def open(self, parent: Trace, record: Callable[[], Record | None]) -> None:
+        """Starts to run operations in `parent`, and to record where `record()` is not None."""
         self.parent = parent
         self._record = record
+
+    def close(self) -> None:
+        """Lets go of the tape and of what it ran in."""
+        self.parent: Any = None
+        self._record: Callable[[], Record | None] = lambda: None
 
     def stage_value(self, val: Any) -> Any:
         with jax_core.set_current_trace(self.parent):
@@ -136,16 +144,7 @@ class RecordingTrace(Trace):
         return self._process_functions(primitive, (fun, fwd, bwd), tracers, params)
 
     def process_shard_map(self, primitive: Any, fun: Any, tracers: Any, /, **params: Any) -> Any:
-        def run(*args: Any) -> Any:
-            return primitive.bind(*args, subfuns=(fun,), **params)
-
-        with jax_core.set_current_trace(self.parent):
-            tree = run(*tracers)
-        outputs = self._distinct(list(tree), tracers)
-        record = self._record()
-        if record is not None and record.wants(tracers):
-            record.append(lambda *args: list(run(*args)), tracers, outputs)
-        return tree.update(outputs)
+        return self._process_functions(primitive, (fun,), tracers, params)
 
     def _process_functions(
         self, primitive: Any, functions: tuple[Any, ...], args: Sequence[Any], params: Any
@@ -153,20 +152,28 @@ class RecordingTrace(Trace):
         """Runs and records a call of Python functions, such as one with a custom gradient.
 
         JAX's function objects can be traced only once. So the call is first closed into a jaxpr,
-        which keeps the custom rules and can be run again.
+        which keeps the custom rules and can be run again, and shows what the functions captured.
         """
         params = {**params, "subfuns": functions}
         record = self._record()
-        if record is None or not any(is_differentiable(arg) for arg in args):
-            return self._distinct(self._below(primitive, args, params), args)
+        if record is None:
+            results = self._below(primitive, args, params)
+            return _with_values(results, self._distinct(list(results), args))
+        results: Any = None
+
+        def call(*operands: Any) -> list[Any]:
+            nonlocal results
+            results = primitive.bind(*operands, **params)
+            return list(results)
+
         with jax_core.set_current_trace(self.parent):
-            closed = jax.make_jaxpr(lambda *a: primitive.bind(*a, **params))(*args)
+            closed = jax.make_jaxpr(call)(*args)
             outputs = list(jax_core.jaxpr_as_fun(closed)(*args))
         inputs, run = rerunnable_call(closed, args)
         outputs = self._distinct(outputs, inputs)
         if record.wants(inputs):
             record.append(run, inputs, outputs)
-        return outputs
+        return _with_values(results, outputs)
 
     def _below(self, primitive: Any, args: Sequence[Any], params: Any) -> Any:
         with jax_core.set_current_trace(self.parent):
@@ -183,6 +190,11 @@ class RecordingTrace(Trace):
             return list(outputs)
         with jax_core.set_current_trace(self.parent):
             return [jnp.array(out, copy=True) if id(out) in given else out for out in outputs]
+
+
+def _with_values(results: Any, values: list[Any]) -> Any:
+    """`values` in the container of `results`: a list, or the tree that `shard_map` returns."""
+    return results.update(values) if hasattr(results, "update") else values
 
 
 @jax.custom_jvp

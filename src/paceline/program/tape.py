@@ -30,6 +30,8 @@ Unconnected = UnconnectedGradients | Literal["none", "zero"]
 class _Active(threading.local):
     def __init__(self) -> None:
         self.tapes: list[GradientTape] = []
+        # Closed traces to open again, at most as many as tapes were ever nested.
+        self.traces: list[RecordingTrace] = []
 
 
 _active = _Active()
@@ -77,7 +79,8 @@ class GradientTape:
 
     * `gradient` runs the operations between sources and target again. Under `jit` the compiler
       merges them with the first run; eagerly the forward pass costs twice. Callbacks such as
-      `jax.debug.print` do not run again, unless their results are used.
+      `jax.debug.print` do not run again, unless their results are used or they are inside a
+      function with custom derivatives.
     * Values are matched by identity. Two plain Keras variables that hold the very same array get
       the same, total gradient (Paceline's variables always own a copy), and eagerly the result of
       an operation before the block that returned its argument itself, such as
@@ -126,7 +129,8 @@ class GradientTape:
                 "the tape inside its own block. Use a new GradientTape for a nested block."
             )
         self._start_recording()
-        self._trace = RecordingTrace(_current_trace(), self._recording_to)
+        self._trace = _active.traces.pop() if _active.traces else RecordingTrace()
+        self._trace.open(_current_trace(), self._recording_to)
         self._outer = jax_core.set_current_trace(self._trace)
         self._outer.__enter__()
         _active.tapes.append(self)
@@ -150,6 +154,8 @@ class GradientTape:
                 "Nest `with` blocks instead of calling __enter__ and __exit__."
             )
         self._outer.__exit__(exc_type, exc, traceback)
+        self._trace.close()
+        _active.traces.append(self._trace)
         self._outer = self._trace = None
         self._recording = False
         _active.tapes.remove(self)
