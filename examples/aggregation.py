@@ -1,6 +1,6 @@
 """An aggregated variable, made outside every scope, trained inside a strategy.
 
-Both replicas differentiate `2 * variable`; the optimizer sums their gradients and applies one
+Every replica differentiates `2 * variable`; the optimizer sums the gradients and applies one
 update, so one call moves the variable by Adam's first step, -0.001. TensorFlow 2.21 raises here.
 """
 
@@ -17,7 +17,7 @@ def main() -> float:
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.MEAN,
     )
-    strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    strategy = tf.distribute.MirroredStrategy()
     with strategy.scope():
         optimizer = tf.keras.optimizers.Adam()
 
@@ -33,4 +33,5 @@ def main() -> float:
 
 
 if __name__ == "__main__":
+    tf.config.set_cpu_devices(2)  # the variable is the first array that JAX makes
     print(f"variable after one step: {main():.6f}")
