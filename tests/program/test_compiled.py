@@ -136,3 +136,12 @@ def test_an_odd_batch_costs_one_more_trace_and_keeps_the_full_one() -> None:
         step(per_replica(np.ones(size, "float32"), replicas))
     assert total.numpy() == 18
     assert step.num_traces == 2
+
+
+def test_a_number_made_from_the_batch_size_may_be_returned() -> None:
+    replicas = strategy(2)
+    counts = replicas.run(
+        tf.function(lambda x: jnp.asarray(x.shape[0])),
+        args=(per_replica(np.arange(3.0), replicas),),
+    )
+    assert [int(count) for count in counts.values] == [2, 1]

@@ -218,6 +218,7 @@ def _chosen(options: Sequence[Any], mine: Any) -> Any:
 
 
 def _pad(value: Any, shape: Any) -> Any:
+    value = jnp.asarray(value)  # an output can be a literal
     widths = [(0, int(full) - size) for size, full in zip(value.shape, shape, strict=True)]
     return jnp.pad(value, widths) if any(after for _, after in widths) else value
 
