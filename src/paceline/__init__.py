@@ -31,6 +31,7 @@ from paceline.types import (  # noqa: E402
     VariableAggregation,
     VariableSynchronization,
 )
+from paceline.variables.scatter import IndexedSlices  # noqa: E402
 from paceline.variables.variable import Variable  # noqa: E402
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ _LAZY = ("checkpoint", "data", "datasets", "keras", "nn", "optimizers", "testing
 
 __all__ = [
     "GradientTape",
+    "IndexedSlices",
     "UnconnectedGradients",
     "Variable",
     "VariableAggregation",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
 
 from paceline.data.dataset import distribute, distribute_from_function
 from paceline.errors import ContextError, InvalidArgument
@@ -14,7 +15,7 @@ from paceline.program import context
 from paceline.program.context import Frame
 from paceline.program.function import Function
 from paceline.program.keras_state import active_scope
-from paceline.program.scope import TraceScope
+from paceline.program.scope import TraceScope, is_traced
 from paceline.strategies import merging, reducing, running
 from paceline.strategies.creation import Creation
 from paceline.strategies.extended import StrategyExtended
@@ -154,6 +155,8 @@ class Strategy:
                 return running.run_inline(self, fn, args, kwargs, loss_rule)
             scope = active_scope()
             python_function = fn.python_function if isinstance(fn, Function) else fn
+            if isinstance(scope, merging.AcrossScope):
+                return merging.run_in_merge(scope, python_function, args, kwargs, loss_rule)
             if isinstance(scope, TraceScope):
                 args, kwargs = self.stacked((args, kwargs))
                 return running.run_compiled(self, python_function, args, kwargs, loss_rule, scope)
@@ -199,7 +202,7 @@ class Strategy:
         """
         op = ReduceOp.parse(reduce_op)
         with self._across("strategy.reduce"):
-            return reducing.reduce(op, value, axis, self.num_replicas_in_sync)
+            return reducing.reduce(op, value, axis, self)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenates per-replica values along `axis` in replica order.
@@ -215,7 +218,7 @@ class Strategy:
                 "strategy.run. Use get_replica_context().all_gather(value, axis) there."
             )
         with self._across("strategy.gather"):
-            return reducing.gather(value, axis)
+            return reducing.gather(value, axis, self)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """The tuple of per-replica values; a nest gives a tuple of nests; others a 1-tuple."""
@@ -279,8 +282,19 @@ class Strategy:
 
     # What variables need of their home ----------------------------------------------------------
 
+    @property
+    def device_set(self) -> set[Any]:
+        """The devices that hold a variable."""
+        return set(self.devices)
+
+    def sharding(self, is_stacked: bool) -> Any:
+        """How what a variable holds lies on the devices."""
+        return SingleDeviceSharding(self.devices[0])
+
     def place(self, value: Any) -> Any:
         """Copies a value to the device of the only replica."""
+        if is_traced(value):
+            return value
         return jax.device_put(jnp.asarray(value), self.devices[0], may_alias=False)
 
     def place_stacked(self, value: Any) -> Any:

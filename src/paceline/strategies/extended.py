@@ -6,13 +6,13 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import jax
+import keras
 
 from paceline.errors import ContextError, InvalidArgument
 from paceline.program import context
 from paceline.program.context import Frame
 from paceline.types import Mirrored, PerReplica, ReduceOp
-from paceline.variables.placement import Kind
-from paceline.variables.variable import Variable
+from paceline.variables.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,9 +40,7 @@ class StrategyExtended:
 
     def variable_created_in_scope(self, variable: Any) -> bool:
         """Whether `variable` belongs to this strategy by having been made under it."""
-        placement = getattr(variable, "placement", None)
-        is_owned = placement is not None and placement.home is self._strategy
-        return is_owned and not variable.is_shared
+        return self._owns(variable) and not getattr(variable, "is_shared", False)
 
     def read_var(self, variable: Any) -> Any:
         """The value across replicas."""
@@ -95,7 +93,7 @@ class StrategyExtended:
         self._check_owned(var)
         leaves = jax.tree.leaves((args, kwargs), is_leaf=_is_per_replica)
         is_split = any(_is_per_replica(leaf) and not isinstance(leaf, Mirrored) for leaf in leaves)
-        if var.placement.kind is not Kind.PER_REPLICA or var.placement.num_replicas == 1:
+        if not getattr(var, "placement", Placement()).is_stacked:
             if is_split:
                 raise InvalidArgument(
                     "The copies of a mirrored variable stay equal: update takes values that are "
@@ -139,8 +137,14 @@ class StrategyExtended:
         """The distributed value a component belongs to; components here are plain arrays."""
         return component
 
+    def _owns(self, variable: Any) -> bool:
+        home = getattr(getattr(variable, "placement", None), "home", None)
+        if self._strategy.devices == (None,):  # the default strategy, whose variables are plain
+            return isinstance(variable, keras.Variable) and home is None
+        return home is self._strategy
+
     def _check_owned(self, variable: Any) -> None:
-        if not isinstance(variable, Variable) or variable.placement.home is not self._strategy:
+        if not self._owns(variable):
             raise InvalidArgument(
                 "The variable must belong to this strategy. Received: "
                 f"{variable!r} under {self._strategy!r}. Make it inside the strategy's scope."

@@ -6,29 +6,37 @@ written as it is, one that holds a component per replica is gathered first.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from paceline.program import context, meeting
+from paceline.program import context, meeting, nest
 from paceline.program.context import Frame
-from paceline.program.keras_state import active_scope
+from paceline.program.keras_state import active_scope, inside_of_scope
 from paceline.program.scope import TraceScope
 from paceline.strategies.running import is_per_replica
 from paceline.types import PerReplica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
-class _AcrossScope(TraceScope):
-    """Reads and writes of code across replicas, in the middle of a replica's trace."""
+class AcrossScope(TraceScope):
+    """Reads and writes of code across replicas, in the middle of a replica's trace.
 
-    def __init__(self, inner: Any, num_replicas: int) -> None:
+    Args:
+        inner: the replica's own scope.
+        replica: its context.
+    """
+
+    def __init__(self, inner: Any, replica: Any) -> None:
         super().__init__()
+        self.replica = replica
         self._inner = inner
-        self._num_replicas = num_replicas
+        self._num_replicas = replica.num_replicas_in_sync
         self._gathered: dict[int, Any] = {}
 
     def storage(self, variable: Any) -> Any:
@@ -48,6 +56,13 @@ class _AcrossScope(TraceScope):
             value = value[meeting.replica_id()]
         self._inner.set_storage(variable, value)
 
+    @contextlib.contextmanager
+    def left(self) -> Iterator[None]:
+        """Back in the replica's own scope, whose writes are seen across replicas afterwards."""
+        with inside_of_scope(self._inner):
+            yield
+        self._gathered.clear()
+
 
 def gathered(value: Any, num_replicas: int) -> Any:
     """The stacked values `[replica, ...]` of all replicas, on each of them."""
@@ -59,23 +74,38 @@ def merge_in_trace(
 ) -> Any:
     """Calls `merge_fn` across replicas in the middle of a compiled step."""
     strategy = replica.strategy
-    scope = _AcrossScope(
-        active_scope(),
-        strategy.num_replicas_in_sync,
-    )
-
-    def merged(leaf: Any) -> Any:
-        is_array = isinstance(leaf, jax.Array)
-        stack = gathered(leaf, strategy.num_replicas_in_sync) if is_array else None
-        return PerReplica.stacked(stack) if is_array else leaf
-
-    merged_args, merged_kwargs = jax.tree.map(merged, (args, kwargs))
-    with context.entered(Frame(strategy)), scope:
+    merged_args, merged_kwargs = _merged((args, kwargs), replica)
+    with context.entered(Frame(strategy)), AcrossScope(active_scope(), replica):
         result = merge_fn(strategy, *merged_args, **merged_kwargs)
+    return _own(result)
 
-    def own(leaf: Any) -> Any:
-        if not is_per_replica(leaf):
+
+def run_in_merge(
+    scope: AcrossScope, fn: Callable[..., Any], args: Any, kwargs: Any, loss_rule: Any
+) -> Any:
+    """`run` inside `merge_fn`: the replica whose trace this is goes on as itself."""
+    replica = dataclasses.replace(scope.replica, loss_rule=loss_rule)
+    own_args, own_kwargs = _own((args, kwargs))
+    with scope.left(), context.entered(Frame(replica.strategy, replica=replica)):
+        result = fn(*own_args, **own_kwargs)
+    return _merged(result, replica)
+
+
+def _merged(own: Any, replica: Any) -> Any:
+    """The replicas' values as every one of them sees them across replicas."""
+
+    def merge(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
             return leaf
-        return jnp.stack(leaf.values)[meeting.replica_id()]
+        return PerReplica.stacked(gathered(leaf, replica.num_replicas_in_sync))
 
-    return jax.tree.map(own, result, is_leaf=is_per_replica)
+    return nest.closed(jax.tree.map(merge, nest.opened(own)))
+
+
+def _own(merged: Any) -> Any:
+    """The part of this replica of what code across replicas made."""
+
+    def part(leaf: Any) -> Any:
+        return jnp.stack(leaf.values)[meeting.replica_id()] if is_per_replica(leaf) else leaf
+
+    return nest.closed(jax.tree.map(part, nest.opened(merged), is_leaf=is_per_replica))

@@ -44,7 +44,7 @@ class MirroredStrategy(Strategy):
         found = device_names.resolve(devices) if devices else device_names.all_devices()
         super().__init__(found)
         self.mesh = stacking.mesh_of(found)
-        self.device_set = set(found)
+        self._device_set = set(found)
         is_needed = len(found) > 1 and found[0].platform == "cpu"
         self.backpressure = Backpressure() if is_needed else None
         self._same = NamedSharding(self.mesh, PartitionSpec())
@@ -52,6 +52,11 @@ class MirroredStrategy(Strategy):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(devices={[str(device) for device in self.devices]})"
+
+    @property
+    def device_set(self) -> set[Any]:
+        """The replicas' devices."""
+        return self._device_set
 
     def sharding(self, is_stacked: bool) -> NamedSharding:
         """How a storage lies on the mesh: a row per replica, or the same on all."""

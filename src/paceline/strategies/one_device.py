@@ -9,6 +9,7 @@ import jax
 
 from paceline.strategies import devices as device_names
 from paceline.strategies.base import Strategy
+from paceline.strategies.creation import Creation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,7 @@ class OneDeviceStrategy(Strategy):
     @contextlib.contextmanager
     def _creation(self) -> Iterator[None]:
         """Variables and computations in the block go to the device."""
-        with jax.default_device(self.devices[0]):
+        with jax.default_device(self.devices[0]), Creation(self).scope():
             yield
 
     def __repr__(self) -> str:

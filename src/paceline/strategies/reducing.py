@@ -16,16 +16,25 @@ from paceline.types import PerReplica, ReduceOp
 from paceline.variables.variable import Variable
 
 
-def reduce(op: ReduceOp, value: Any, axis: Any, num_replicas: int) -> Any:
+def reduce(op: ReduceOp, value: Any, axis: Any, strategy: Any) -> Any:
     """The implementation of `Strategy.reduce`, see there."""
-    is_leaf = _is_reducible
-    if axis is None:
-        return jax.tree.map(
-            lambda leaf: _over_replicas(op, leaf, num_replicas), value, is_leaf=is_leaf
-        )
-    return jax.tree.map(
-        lambda leaf: _over_axis(op, leaf, axis, num_replicas), value, is_leaf=is_leaf
-    )
+    num_replicas = strategy.num_replicas_in_sync
+
+    def reduce_leaf(leaf: Any) -> Any:
+        if axis is None:
+            result = _over_replicas(op, leaf, num_replicas)
+        else:
+            result = _over_axis(op, leaf, axis, num_replicas)
+        return _placed(result, strategy) if isinstance(leaf, PerReplica) else result
+
+    return jax.tree.map(reduce_leaf, value, is_leaf=_is_reducible)
+
+
+def _placed(result: Any, strategy: Any) -> Any:
+    """A result where variables are, so that it can be combined with their values."""
+    if is_traced(result) or result.devices() == strategy.device_set:
+        return result
+    return strategy.place(result)
 
 
 def _is_reducible(leaf: Any) -> bool:
@@ -108,7 +117,7 @@ def _shared(op: ReduceOp, leaf: Any, num_replicas: int) -> Any:
     )
 
 
-def gather(value: Any, axis: int) -> Any:
+def gather(value: Any, axis: int, strategy: Any) -> Any:
     """The implementation of `Strategy.gather`, see there."""
 
     def gather_leaf(leaf: Any) -> Any:
@@ -127,6 +136,7 @@ def gather(value: Any, axis: int) -> Any:
                 "Gathered values must agree in rank and in all dims but the gathered one. "
                 f"Received: shapes {shapes} with axis={axis}."
             )
-        return jnp.concatenate([_beside(part, parts[0]) for part in parts], axis=place)
+        whole = jnp.concatenate([_beside(part, parts[0]) for part in parts], axis=place)
+        return _placed(whole, strategy)
 
     return jax.tree.map(gather_leaf, value, is_leaf=lambda leaf: isinstance(leaf, PerReplica))

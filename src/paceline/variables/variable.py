@@ -28,6 +28,7 @@ from paceline.types import (
 )
 from paceline.variables import placement
 from paceline.variables.placement import Kind, Placement
+from paceline.variables.scatter import Scattering
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +52,7 @@ class _VariableType(type(keras.Variable)):
         return replica.group.created_once(kwargs.get("name"), lambda: make(*args, **kwargs))
 
 
-class Variable(keras.Variable, metaclass=_VariableType):
+class Variable(Scattering, keras.Variable, metaclass=_VariableType):
     """A variable with tf.Variable's arguments, on one device or on every replica of a strategy.
 
     Args:
@@ -310,6 +311,8 @@ class Variable(keras.Variable, metaclass=_VariableType):
                 "The value must have the variable's shape. Received: shape "
                 f"{tuple(shape)} for {self._path!r} of shape {tuple(self._shape)}."
             )
+        if isinstance(value, np.ndarray):
+            return value.copy()  # JAX borrows NumPy's memory, which its owner may write to later
         return value.value if isinstance(value, keras.Variable) else value
 
     def _check_strategy(self, what: str) -> None:

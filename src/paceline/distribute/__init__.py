@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.data.options import AutoShardPolicy, InputOptions, InputReplicationMode
+from paceline.distribute import experimental
 from paceline.strategies.base import Strategy, StrategyScope
 from paceline.strategies.default import (
     experimental_set_strategy,
@@ -11,24 +12,39 @@ from paceline.strategies.default import (
     in_cross_replica_context,
 )
 from paceline.strategies.extended import StrategyExtended
+from paceline.strategies.hints import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+    RunOptions,
+)
 from paceline.strategies.mirrored import MirroredStrategy
 from paceline.strategies.one_device import OneDeviceStrategy
 from paceline.strategies.replica_context import ReplicaContext, get_replica_context
-from paceline.types import DistributedValues, InputContext, ReduceOp
+from paceline.types import DistributedValues, InputContext, Mirrored, PerReplica, ReduceOp
 
 __all__ = [
     "AutoShardPolicy",
+    "CrossDeviceOps",
     "DistributedValues",
+    "HierarchicalCopyAllReduce",
     "InputContext",
     "InputOptions",
     "InputReplicationMode",
+    "Mirrored",
     "MirroredStrategy",
+    "NcclAllReduce",
     "OneDeviceStrategy",
+    "PerReplica",
     "ReduceOp",
+    "ReductionToOneDevice",
     "ReplicaContext",
+    "RunOptions",
     "Strategy",
     "StrategyExtended",
     "StrategyScope",
+    "experimental",
     "experimental_set_strategy",
     "get_replica_context",
     "get_strategy",

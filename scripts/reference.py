@@ -1,0 +1,120 @@
+"""Writes docs/reference.md from the docstrings of the public names.
+
+`python scripts/reference.py` writes the file; a test fails while it differs.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+NAMESPACES = (
+    "paceline",
+    "paceline.config",
+    "paceline.distribute",
+    "paceline.distribute.experimental",
+    "paceline.data",
+    "paceline.nn",
+    "paceline.train",
+    "paceline.keras.models",
+    "paceline.keras.layers",
+    "paceline.testing",
+    "paceline.datasets.digits",
+    "paceline.errors",
+)
+# Namespaces that hold more of Keras than of Paceline: only these are ours.
+OWN = {
+    "paceline.keras.models": ("Model", "Sequential"),
+    "paceline.keras.layers": ("BatchNormalization",),
+    "paceline.datasets.digits": ("load_data",),
+}
+FILE = Path(__file__).parent.parent / "docs" / "reference.md"
+HEAD = """# Reference
+
+Made from the docstrings by `python scripts/reference.py`. `paceline.keras` holds everything of
+Keras; its optimizers, losses, models and `BatchNormalization` follow the current strategy.
+`paceline.optimizers` are the optimizers of `paceline.keras`.
+"""
+
+
+def public_names(namespace: Any) -> list[str]:
+    """The names a namespace offers, without sub-namespaces."""
+    name = namespace.__name__
+    if name in OWN:
+        return list(OWN[name])
+    listed = getattr(namespace, "__all__", None)
+    if listed is None:
+        listed = [
+            key
+            for key, value in vars(namespace).items()
+            if not key.startswith("_") and getattr(value, "__module__", None) == name
+        ]
+    return sorted(key for key in listed if not inspect.ismodule(getattr(namespace, key)))
+
+
+def entry(name: str, value: Any) -> str:
+    """One name: its signature and its docstring."""
+    lines = [f"### `{name}{signature(value)}`", ""]
+    doc = inspect.getdoc(value) or ""
+    lines.append(fenced_sections(doc))
+    if inspect.isclass(value) and not issubclass(value, (enum.Enum, BaseException)):
+        for key, member in sorted(vars(value).items()):
+            target = member.fget if isinstance(member, property) else member
+            if key.startswith("_") or not callable(target) or not inspect.getdoc(target):
+                continue
+            first = (inspect.getdoc(target) or "").split("\n\n")[0].replace("\n", " ")
+            lines.append(f"- `{key}`: {first}")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def signature(value: Any) -> str:
+    """The parameters, without annotations."""
+    if inspect.isclass(value) and issubclass(value, (enum.Enum, BaseException)):
+        return ""
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
+    return str(inspect.Signature(bare))
+
+
+def fenced_sections(doc: str) -> str:
+    """Keeps the layout of Args, Returns and Raises in Markdown."""
+    lines, in_section, in_code = [], False, False
+    for line in doc.splitlines():
+        in_code ^= line.strip().startswith("```")
+        if in_code:
+            lines.append(line)
+            continue
+        is_head = line.rstrip() in ("Args:", "Returns:", "Raises:", "Attributes:", "Semantics:")
+        if is_head:
+            lines += ["", f"**{line.rstrip()}**", ""]
+            in_section = line.rstrip() in ("Args:", "Raises:", "Attributes:")
+        elif in_section and line.startswith("    ") and not line.startswith("     "):
+            lines.append(f"- {line.strip()}")
+        else:
+            lines.append(line.strip())
+    return "\n".join(lines).strip() + "\n"
+
+
+def reference() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for path in NAMESPACES:
+        namespace = importlib.import_module(path)
+        parts.append(f"## `{path}`\n")
+        doc = (inspect.getdoc(namespace) or "").split("\n\n")[0]
+        if path != "paceline" and doc:
+            parts.append(doc + "\n")
+        for key in public_names(namespace):
+            value = getattr(namespace, key)
+            parts.append(entry(f"{path}.{key}", value))
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    FILE.write_text(reference(), encoding="utf-8")

@@ -1,0 +1,81 @@
+"""The public surface: what is exported, and that every name of it is documented."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pickle
+
+import pytest
+import reference
+
+import paceline
+from paceline import errors
+
+
+def test_root_exports() -> None:
+    assert sorted(paceline.__all__) == [
+        "GradientTape",
+        "IndexedSlices",
+        "UnconnectedGradients",
+        "Variable",
+        "VariableAggregation",
+        "VariableSynchronization",
+        "checkpoint",
+        "config",
+        "data",
+        "datasets",
+        "distribute",
+        "errors",
+        "function",
+        "keras",
+        "nn",
+        "optimizers",
+        "testing",
+        "train",
+    ]
+
+
+@pytest.mark.parametrize("name", paceline.__all__)
+def test_every_export_can_be_reached(name: str) -> None:
+    assert getattr(paceline, name) is not None
+    assert name in dir(paceline)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Session'"):
+        _ = paceline.Session  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("path", reference.NAMESPACES)
+def test_every_public_name_has_a_docstring(path: str) -> None:
+    namespace = importlib.import_module(path)
+    bare = []
+    for name in reference.public_names(namespace):
+        value = getattr(namespace, name)
+        if (inspect.isclass(value) or callable(value)) and not inspect.getdoc(value):
+            bare.append(name)
+    assert bare == []
+
+
+def test_the_reference_is_up_to_date() -> None:
+    # If this fails: python scripts/reference.py
+    assert reference.FILE.read_text(encoding="utf-8") == reference.reference()
+
+
+ERRORS = [
+    value
+    for value in vars(errors).values()
+    if inspect.isclass(value) and issubclass(value, errors.PacelineError)
+]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_errors_survive_pickling_and_stand_in_the_drawn_tree(
+    error: type[errors.PacelineError],
+) -> None:
+    copied = pickle.loads(pickle.dumps(error("rule. Received: x=1. Do y.")))
+    assert type(copied) is error
+    assert str(copied) == "rule. Received: x=1. Do y."
+    assert errors.__doc__ is not None
+    assert error.__name__ in errors.__doc__
