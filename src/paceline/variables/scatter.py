@@ -68,6 +68,9 @@ class Scattering:
             MEAN.
     """
 
+    # Keras variables become ours by a change of class, which wants one and the same layout.
+    __slots__ = ()
+
     __slots__ = ()
 
     def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:

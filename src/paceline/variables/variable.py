@@ -52,7 +52,8 @@ class _VariableType(type(keras.Variable)):
         return replica.group.created_once(kwargs.get("name"), lambda: make(*args, **kwargs))
 
 
-class Variable(Scattering, keras.Variable, metaclass=_VariableType):
+# Keras first: its variables become ours by a change of class, which wants the same first base.
+class Variable(keras.Variable, Scattering, metaclass=_VariableType):
     """A variable with tf.Variable's arguments, on one device or on every replica of a strategy.
 
     Args:
