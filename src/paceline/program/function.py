@@ -19,7 +19,7 @@ from jax.extend import core as jex
 
 from paceline.errors import ContextError, TraceError
 from paceline.program import context, nest
-from paceline.program.scope import TraceScope
+from paceline.program.scope import TraceScope, is_traced
 from paceline.program.stacking import stacked
 from paceline.program.step import StepProgram, evaluate, trace_step
 from paceline.types import PerReplica
@@ -217,12 +217,16 @@ def _trace(python_function: Callable[..., Any], leaves: list[Any], tree: Any) ->
 
     avals = [jax.ShapeDtypeStruct(x.shape, _dtype(x)) for x in leaves if _is_array(x)]
     try:
-        return trace_step(call, avals, TraceScope())
+        return _without_leaks(trace_step(call, avals, TraceScope()))
     except jax.errors.TracerBoolConversionError as error:
         raise TraceError(
             _trace_text("a Python condition (if, while, and, or, assert) on", error)
         ) from error
-    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+    except (
+        jax.errors.ConcretizationTypeError,
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+    ) as error:
         raise TraceError(_trace_text("Python code that needs the number behind", error)) from error
     except jax.errors.UnexpectedTracerError as error:
         raise TraceError(
@@ -232,6 +236,13 @@ def _trace(python_function: Callable[..., Any], leaves: list[Any], tree: Any) ->
                 error,
             )
         ) from error
+
+
+def _without_leaks(program: StepProgram) -> StepProgram:
+    leaked = [const for const in program.consts if is_traced(const)]
+    if leaked:
+        raise jax.errors.UnexpectedTracerError(f"leaked placeholder {leaked[0]}")
+    return program
 
 
 def _trace_text(what: str, error: Exception) -> str:

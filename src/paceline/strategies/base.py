@@ -151,6 +151,7 @@ class Strategy:
         self, fn: Callable[..., Any], args: Any, kwargs: Any, loss_rule: running.LossRule
     ) -> Any:
         with self._across("strategy.run"):
+            self._check_parts((args, kwargs))
             if self.num_replicas_in_sync == 1:
                 return running.run_inline(self, fn, args, kwargs, loss_rule)
             scope = active_scope()
@@ -163,6 +164,16 @@ class Strategy:
             if isinstance(fn, Function):
                 return self._compiled(fn, loss_rule)(args, kwargs)
             return running.run_eager(self, fn, args, kwargs, loss_rule)
+
+    def _check_parts(self, nest: Any) -> None:
+        """Per-replica arguments must come from a strategy with as many replicas."""
+        for leaf in jax.tree.leaves(nest, is_leaf=running.is_per_replica):
+            if running.is_per_replica(leaf) and leaf.num_replicas != self.num_replicas_in_sync:
+                raise InvalidArgument(
+                    "A per-replica value has one part for each replica of the strategy. Received: "
+                    f"a value with {leaf.num_replicas} parts under {self!r}. Use the dataset or "
+                    "value that this strategy distributed."
+                )
 
     def _compiled(self, fn: Function, loss_rule: running.LossRule) -> Function:
         """The `paceline.function` around `run(fn)`, one per function."""

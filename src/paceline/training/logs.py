@@ -14,17 +14,25 @@ from paceline.types import VariableAggregation
 from paceline.variables import rules
 
 
-def aggregated(model: Any, logs: Any, before: dict[int, Any], replica: Any) -> Any:
+def updated_metrics(model: Any, before: dict[int, Any]) -> list[Any]:
+    """The metrics that the step has updated.
+
+    Args:
+        model: the model.
+        before: the metric variables' values before the step, by identity.
+    """
+    return [m for m in model.metrics if any(_is_new(v, before) for v in m.variables)]
+
+
+def aggregated(updated: list[Any], logs: Any, replica: Any) -> Any:
     """Replaces a replica's logs by those of the global batch, alike on all replicas.
 
     Args:
-        model: the model that made the logs.
-        logs: what its `train_step` or `test_step` returned; usually a dict.
-        before: the metric variables' values before the step, by identity. Only what a metric that
-            was updated reports comes from the metric; a user's own number is averaged.
+        updated: the metrics that the step updated: what they report comes from them, over all
+            replicas; a user's own number is averaged.
+        logs: what `train_step` or `test_step` returned; usually a dict.
         replica: the replica context.
     """
-    updated = [m for m in model.metrics if any(_is_new(v, before) for v in m.variables)]
     results = _results(updated, replica) if isinstance(logs, dict) else {}
 
     def report(name: str, value: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from paceline.program import context, meeting
-from paceline.training.logs import aggregated
+from paceline.training.logs import aggregated, updated_metrics
 from paceline.training.optimizers import applied_values
 from paceline.types import VariableAggregation
 from paceline.variables import rules
@@ -56,12 +56,13 @@ def run(model: Any, kind: Kind, data: Any) -> Any:
         result = _with_state(model, kind, data, replica if is_distributed else None)
     if kind == "predict" or not is_distributed:
         return result
+    updated = updated_metrics(model, before)
     if replica.local_examples == 0:
         # Metrics saw no example; what they made of none (0/0, a count per batch) is dropped.
         for variable in metrics:
             if getattr(variable, "is_on_read", False):
                 variable.assign(before[id(variable)])
-    return aggregated(model, result, before, replica)
+    return aggregated(updated, result, replica)
 
 
 def _with_state(model: Any, kind: Kind, data: Any, replica: Any) -> Any:

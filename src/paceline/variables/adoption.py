@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import keras
-import numpy as np
 
 from paceline.errors import ContextError, InvalidArgument
 from paceline.types import (
@@ -78,7 +77,7 @@ def _kind(variable: Any, strategy: Any) -> Kind:
             "A variable under a strategy with replicas needs a synchronization: ON_WRITE (or AUTO) "
             f"or ON_READ. Received: synchronization=NONE for {variable.path!r}."
         )
-    is_floating = np.issubdtype(np.dtype(_numpy_dtype(variable)), np.floating)
+    is_floating = keras.backend.is_float_dtype(variable._dtype)
     if aggregation is VariableAggregation.MEAN and not is_floating:
         raise InvalidArgument(
             "The mean over replicas needs a floating dtype. Received: aggregation=MEAN for "
@@ -91,10 +90,6 @@ def _kind(variable: Any, strategy: Any) -> Kind:
 
 def _declared(variable: Any, attribute: str) -> Any:
     return getattr(variable, attribute, None)
-
-
-def _numpy_dtype(variable: Any) -> Any:
-    return "float32" if variable._dtype == "bfloat16" else variable._dtype
 
 
 def _assume(variable: Any, owner: Any) -> None:

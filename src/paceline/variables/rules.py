@@ -61,6 +61,8 @@ def _aggregated(variable: Any, operation: str, value: Any, replica: Any) -> Any:
     if aggregation is VariableAggregation.NONE:
         if variable.is_shared and operation != "assign":
             return meeting.commit(value)  # one shared variable: every replica's delta lands on it
+        if variable.trainable and not variable.is_declared:
+            raise InvalidArgument(_weight_text(variable))
         raise InvalidArgument(_none_text(variable, value, replica))
     if variable.is_aggregation_assumed:
         _warn_once(variable, aggregation)
@@ -94,6 +96,16 @@ def _aggregated_scalar(
             f"{value * count!r}), or assign the total in cross-replica context."
         )
     return value
+
+
+def _weight_text(variable: Any) -> str:
+    return (
+        "The weights of a model under a strategy are updated by an optimizer that follows it. "
+        f"Received: an assignment to {variable.path!r} inside run, by an optimizer of plain Keras "
+        "or by hand. Use the optimizer of paceline.keras.optimizers, or "
+        "strategy.distribute(optimizer); to assign by hand, create the weight with "
+        "aggregation='mean', 'sum' or 'only_first_replica'."
+    )
 
 
 def _none_text(variable: Any, value: Any, replica: Any) -> str:

@@ -164,6 +164,11 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
         return self.__dict__.get("_is_seed_state", False)
 
     @property
+    def is_declared(self) -> bool:
+        """Whether a user made it as a `paceline.Variable`, rather than Keras for a layer."""
+        return self.__dict__.get("_is_declared", False)
+
+    @property
     def is_shared(self) -> bool:
         """Whether the variable was made outside every scope: one variable that replicas share."""
         return self.__dict__.get("_is_shared", False)
