@@ -14,6 +14,7 @@ import keras
 from keras.src.models.functional import Functional as KerasFunctional
 from keras.src.models.model import functional_init_arguments
 
+from paceline.errors import InvalidArgument
 from paceline.program import context
 from paceline.strategies.default import default_strategy, get_strategy
 from paceline.training import following, replica_step
@@ -36,18 +37,15 @@ class TrainsOnReplicas(Mixin):
 
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        with following.without_distribution():
-            return super().fit(*args, **kwargs)
+        return self._loop("train", super().fit, args, kwargs)
 
     @functools.wraps(keras.Model.evaluate)
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        with following.without_distribution():
-            return super().evaluate(*args, **kwargs)
+        return self._loop("test", super().evaluate, args, kwargs)
 
     @functools.wraps(keras.Model.predict)
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        with following.without_distribution():
-            return super().predict(*args, **kwargs)
+        return self._loop("predict", super().predict, args, kwargs)
 
     @functools.wraps(keras.Model.train_on_batch)
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
@@ -63,6 +61,24 @@ class TrainsOnReplicas(Mixin):
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         with following.without_distribution():
             return super().predict_on_batch(*args, **kwargs)
+
+    def _loop(self, kind: Kind, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs one of Keras's loops, which stumble over data without any batch."""
+        runner = getattr(self, f"{kind}_function")
+        if isinstance(runner, Runner):
+            runner.has_run = False
+        try:
+            with following.without_distribution():
+                return loop(*args, **kwargs)
+        except UnboundLocalError as error:
+            runner = getattr(self, f"{kind}_function")
+            if isinstance(runner, Runner) and not runner.has_run:
+                raise InvalidArgument(
+                    "There is no data: a loop over a dataset needs at least one batch. Received: "
+                    f"data without any for {self.name!r}. Check its length, and that a generator "
+                    "has not been read before."
+                ) from error
+            raise
 
     @staticmethod
     def adopt(model: Any) -> None:

@@ -45,12 +45,14 @@ class Runner:
         self._strategy = strategy
         self._is_eager = model.run_eagerly or not model.jit_compile
         self._steps = model.steps_per_execution
+        self.has_run = False
         self.one_step = Function(_named(self._run_one, kind))
         self.many_steps = Function(_named(self._run_many, kind))
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Runs the next batch, or the next `steps_per_execution` ones."""
         batches = [next(iterator)]
+        self.has_run = True
         while len(batches) < self._steps:
             try:
                 batches.append(next(iterator))
