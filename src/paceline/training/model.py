@@ -69,16 +69,25 @@ class TrainsOnReplicas(Mixin):
             runner.has_run = False
         try:
             with following.without_distribution():
-                return loop(*args, **kwargs)
+                result = loop(*args, **kwargs)
         except UnboundLocalError as error:
-            runner = getattr(self, f"{kind}_function")
-            if isinstance(runner, Runner) and not runner.has_run:
-                raise InvalidArgument(
-                    "There is no data: a loop over a dataset needs at least one batch. Received: "
-                    f"data without any for {self.name!r}. Check its length, and that a generator "
-                    "has not been read before."
-                ) from error
-            raise
+            if self._has_run(kind):
+                raise
+            raise InvalidArgument(self._no_data_text()) from error
+        if kind == "test" and not self._has_run(kind):
+            raise InvalidArgument(self._no_data_text())  # Keras would report a loss of 0
+        return result
+
+    def _has_run(self, kind: Kind) -> bool:
+        runner = getattr(self, f"{kind}_function")
+        return not isinstance(runner, Runner) or runner.has_run
+
+    def _no_data_text(self) -> str:
+        return (
+            "There is no data: a loop over a dataset needs at least one batch. Received: data "
+            f"without any for {self.name!r}. Check its length, and that a generator has not been "
+            "read before."
+        )
 
     @staticmethod
     def adopt(model: Any) -> None:
