@@ -111,7 +111,7 @@ def test_mean_of_a_dtype_without_fractions_is_refused(
 
 
 @pytest.mark.contract(5)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float16", "bfloat16", "float32"])
 def test_mean_of_every_floating_dtype_is_accepted(mirrored: Any, dtype: str) -> None:
     with mirrored.scope():
         v = tf.Variable(1, dtype=dtype, aggregation=Aggregation.MEAN)
