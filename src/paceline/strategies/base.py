@@ -25,6 +25,8 @@ from paceline.variables.variable import Variable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from paceline.program.backpressure import Backpressure
+
 
 class Strategy:
     """How variables are placed and steps executed (tf.distribute.Strategy). Not made by users.
@@ -36,6 +38,7 @@ class Strategy:
     """
 
     mirrors_variables = False
+    backpressure: Backpressure | None = None
     # The training layer is above this one; the package root, which knows both, sets this.
     _follow: Callable[[Any, Strategy], Any]
 

@@ -80,6 +80,9 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
         integers under ON_READ SUM keep their remainder.
     """
 
+    # NumPy leaves `array @ variable` to the variable: its own result would be unknown to a tape.
+    __array_priority__ = 100
+
     def __init__(
         self,
         initial_value: Any = None,
@@ -398,7 +401,8 @@ def _initial_array(initial_value: Any, dtype: Any, shape: Any, name: str) -> Any
             f"tracing. Received: a traced array as the initial value of {name!r}. Pass a number, a "
             "NumPy array or a callable that computes the value, or make the variable outside."
         )
-    array = jnp.array(value, dtype=dtype)
+    # With its dtype named: a weakly typed first value would cost the second step a compilation.
+    array = jnp.array(value, dtype=jnp.asarray(value, dtype).dtype)
     if shape is not None and tuple(shape) != array.shape:
         raise InvalidArgument(
             f"`shape` must be the initial value's shape. Received: shape={tuple(shape)} for "
