@@ -10,6 +10,7 @@ import keras
 from paceline.errors import InvalidType
 from paceline.program import context
 from paceline.strategies.creation import Creation
+from paceline.strategies.default import default_strategy
 from paceline.training.losses import adopt_loss
 from paceline.training.optimizers import adopt_optimizer
 from paceline.variables.adoption import adopt
@@ -43,7 +44,7 @@ def follow(target: Any, strategy: Any) -> Any:
     TrainsOnReplicas.adopt(target)
     set_strategy(target, strategy)
     target.train_function = target.test_function = target.predict_function = None
-    if strategy.mirrors_variables:
+    if strategy is not default_strategy():
         adopt_model(target, strategy)
     return target
 
@@ -59,13 +60,14 @@ def strategy_of(model: Any) -> Any:
     That is the one in whose scope the model was built. A model built outside of every scope
     follows the scope it is used in, or the one it was compiled in.
     """
+    plain = (None, default_strategy())
     strategy = model.__dict__.get(_STRATEGY)
-    if strategy is not None and strategy.mirrors_variables:
+    if strategy not in plain:
         return strategy
     frame = context.current()
-    if frame is not None and frame.replica is None and frame.strategy.mirrors_variables:
+    if frame is not None and frame.replica is None and frame.strategy not in plain:
         return frame.strategy
-    return _home_of_compiled(model) or strategy
+    return _home_of_compiled(model)
 
 
 def _home_of_compiled(model: Any) -> Any:

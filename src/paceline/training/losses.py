@@ -83,7 +83,9 @@ def _reduced(losses: Any, weights: Any, mask: Any, reduction: Any, replica: Any)
     # the valid entries are counted over all replicas instead.
     combined: Any = keras_loss.apply_mask(weights, mask, losses.dtype, reduction="sum")
     if combined is not None:
-        losses, combined = keras_loss.squeeze_or_expand_to_same_rank(losses, combined)
+        if losses.ndim:
+            # A scalar stays clear of this: the shape would depend on how many examples there are.
+            losses, combined = keras_loss.squeeze_or_expand_to_same_rank(losses, combined)
         losses = losses * combined
     if reduction in (None, "none"):
         return losses

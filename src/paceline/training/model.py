@@ -70,6 +70,8 @@ class TrainsOnReplicas(Mixin):
         try:
             with following.without_distribution():
                 result = loop(*args, **kwargs)
+        except StopIteration as error:
+            raise InvalidArgument(self._no_data_text()) from error
         except UnboundLocalError as error:
             if self._has_run(kind):
                 raise
@@ -115,7 +117,7 @@ class TrainsOnReplicas(Mixin):
         strategy = self._managing_strategy()
         if strategy is None:
             return plainly(force)
-        if strategy.mirrors_variables:
+        if strategy is not default_strategy():
             following.adopt_model(self, strategy)
         name = f"{kind}_function"
         groups = replica_step.variables_of(self, kind)
@@ -130,11 +132,11 @@ class TrainsOnReplicas(Mixin):
     def _managing_strategy(self) -> Any:
         """The strategy whose replicas run the steps, or None where Keras's own functions do."""
         strategy = following.strategy_of(self)
-        if strategy is not None and strategy.mirrors_variables:
+        if strategy is not None:
             return strategy
         kinds: tuple[Kind, ...] = ("train", "test", "predict")
         is_tensorflows = any(replica_step.takes_only_data(self, kind) for kind in kinds)
-        return (strategy or default_strategy()) if is_tensorflows else None
+        return default_strategy() if is_tensorflows else None
 
     def _get_jax_state(self, **groups: bool) -> tuple[Any, ...]:
         """The state lives in the variables: Keras's loops carry placeholders."""
