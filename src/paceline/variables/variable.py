@@ -304,6 +304,10 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
             value = jnp.broadcast_to(jnp.asarray(value, storage.dtype), storage.shape)
             return combine(operation, storage, value)
         aggregation = self.effective_aggregation
+        if operation != "assign" and not self.is_declared:
+            # Keras's own variables, such as a metric's: its assign_add is assign(self + value).
+            value = combine(operation, placement.logical(storage, aggregation, self._path), value)
+            operation = "assign"
         return placement.write_across(storage, operation, value, aggregation, self._path)
 
     def _checked_argument(self, operation: str, value: Any) -> Any:
