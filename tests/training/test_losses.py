@@ -142,6 +142,9 @@ LOSSES: dict[str, Any] = {
     "string": lambda k: {"loss": "mse"},
     "function": lambda k: {"loss": lambda y, p: (y - p) ** 2},
     "scalar function": lambda k: {"loss": lambda y, p: keras.ops.mean((y - p) ** 2)},
+    "scalar of the worst": lambda k: {"loss": lambda y, p: keras.ops.max((y - p) ** 2)},
+    "dice": lambda k: {"loss": k.losses.Dice()},
+    "tversky": lambda k: {"loss": k.losses.Tversky()},
     "sum": lambda k: {"loss": k.losses.MeanSquaredError(reduction="sum")},
     "weighted mean": lambda k: {
         "loss": k.losses.MeanSquaredError(reduction="mean_with_sample_weight")
@@ -154,8 +157,7 @@ LOSSES: dict[str, Any] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_fit_with_any_form_of_loss(name: str, num_replicas: int) -> None:
     x = np.arange(1, 8, dtype="float32")[:, None]
-    # A loss that averaged by itself cannot be weighted by example any more.
-    weights = None if name == "scalar function" else np.linspace(0.5, 2, 7).astype("float32")
+    weights = np.linspace(0.5, 2, 7).astype("float32")
     # The last batch of 3 leaves uneven replicas, and with one example empty ones.
     plain, model, expected, actual = train_both(
         linear,
@@ -164,6 +166,31 @@ def test_fit_with_any_form_of_loss(name: str, num_replicas: int) -> None:
         compile_args=lambda k: {"optimizer": k.optimizers.SGD(0.001), **LOSSES[name](k)},
         batch_size=3,
         sample_weight=weights,
+    )
+    assert_close(actual, expected, GOLDEN)
+    assert_close(model.get_weights(), plain.get_weights(), GOLDEN)
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum"])
+def test_a_loss_over_pairs_of_examples(reduction: str) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(7, 4)).astype("float32")
+    y = np.array([0, 1, 0, 1, 0, 1, 1])
+
+    def build(k: Any) -> Any:
+        embed = k.layers.Dense(3, kernel_initializer=keras.initializers.GlorotUniform(seed=1))
+        return k.Sequential([k.Input((4,)), embed, k.layers.UnitNormalization()])
+
+    plain, model, expected, actual = train_both(
+        build,
+        2,
+        (x, y),
+        compile_args=lambda k: {
+            "optimizer": k.optimizers.SGD(0.01),
+            "loss": k.losses.Circle(gamma=2, reduction=reduction),
+        },
+        batch_size=4,
+        shuffle=False,
     )
     assert_close(actual, expected, GOLDEN)
     assert_close(model.get_weights(), plain.get_weights(), GOLDEN)

@@ -19,6 +19,7 @@ from keras.src.losses import loss as keras_loss
 
 from paceline.program import context, meeting
 from paceline.training.twins import Mixin, become_twin, twin
+from paceline.training.whole_batch import a_row, is_of_whole_batch, on_whole_batch
 
 
 class CountsGlobally(Mixin):
@@ -26,8 +27,8 @@ class CountsGlobally(Mixin):
 
     Semantics:
         TensorFlow scales a local mean with 1/N, which weighs short batches wrongly, and leaves
-        scalars and `sum` losses alone. Here a scalar that a loss returns (it averaged by itself)
-        counts with the replica's share of the examples.
+        scalars and `sum` losses alone. Here a loss that reduces the batch by itself (Dice, or a
+        user's function that returns a scalar) is computed on the examples of all replicas.
     """
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -35,13 +36,19 @@ class CountsGlobally(Mixin):
         replica = context.replica_context()
         if replica is None or replica.num_replicas_in_sync == 1:
             return super().__call__(y_true, y_pred, sample_weight)
-        reduction = self.reduction
+        plainly = super().__call__
+        if replica.local_examples == 0 and is_of_whole_batch(self, a_row(self, y_true, y_pred)):
+            return on_whole_batch(plainly, y_true, y_pred, sample_weight, replica)
         if _has_own_call(type(self)):
-            value = super().__call__(y_true, y_pred, sample_weight)
-            return value if jnp.ndim(value) else _scalar(value, reduction, replica)
-        with keras.name_scope(self.name):
-            losses, weights, mask = self._elements(y_true, y_pred, sample_weight)
-            return _reduced(losses, weights, mask, reduction, replica)
+            losses = plainly(y_true, y_pred, sample_weight)
+        else:
+            with keras.name_scope(self.name):
+                losses, weights, mask = self._elements(y_true, y_pred, sample_weight)
+                if not is_of_whole_batch(self, losses):
+                    return _reduced(losses, weights, mask, self.reduction, replica)
+        if not is_of_whole_batch(self, losses):
+            return losses
+        return on_whole_batch(plainly, y_true, y_pred, sample_weight, replica)
 
     def _elements(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         """The losses before reduction, the weights and the mask, as Keras makes them."""
@@ -83,14 +90,10 @@ def _reduced(losses: Any, weights: Any, mask: Any, reduction: Any, replica: Any)
     # the valid entries are counted over all replicas instead.
     combined: Any = keras_loss.apply_mask(weights, mask, losses.dtype, reduction="sum")
     if combined is not None:
-        if losses.ndim:
-            # A scalar stays clear of this: the shape would depend on how many examples there are.
-            losses, combined = keras_loss.squeeze_or_expand_to_same_rank(losses, combined)
+        losses, combined = keras_loss.squeeze_or_expand_to_same_rank(losses, combined)
         losses = losses * combined
     if reduction in (None, "none"):
         return losses
-    if losses.ndim == 0:
-        return _scalar(losses, reduction, replica)
     total = jnp.sum(losses)
     if reduction == "sum":
         return _per_share(total, replica)
@@ -124,15 +127,6 @@ def _global_count(losses: Any, replica: Any) -> Any:
         if min(sizes) > 0 and losses.shape[0] == replica.local_examples:
             return math.prod(losses.shape[1:]) * sum(sizes)
     return meeting.all_reduce(jnp.asarray(losses.size, jnp.int32))
-
-
-def _scalar(value: Any, reduction: Any, replica: Any) -> Any:
-    """A loss that reduced itself: a mean counts with the share, a sum as it is."""
-    if reduction == "sum":
-        return _per_share(value, replica)
-    if replica.local_examples == 0:
-        return jnp.zeros_like(value)
-    return value * jnp.asarray(replica.share, value.dtype) if _is_sum(replica) else value
 
 
 def _per_share(part: Any, replica: Any) -> Any:
