@@ -33,7 +33,7 @@ def a_row(loss: Any, y_true: Any, y_pred: Any) -> Any:
     def one(x: Any) -> Any:
         return jax.ShapeDtypeStruct((1, *jnp.shape(x)[1:]), jnp.asarray(x).dtype)
 
-    shapes = keras.tree.map_structure(one, (y_true, y_pred))
+    shapes: Any = keras.tree.map_structure(one, (y_true, y_pred))
     return jax.eval_shape(loss.call, *shapes)
 
 
