@@ -163,3 +163,29 @@ def test_unequal_shares_count_by_example(two: Any, run: Run) -> None:
 def test_a_loop_over_no_data_runs_nothing(two: Any) -> None:
     for batch in two.experimental_distribute_dataset([]):
         pytest.fail(f"an empty dataset gave {batch!r}")
+
+
+@pytest.mark.case("R46")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_replica_that_runs_out_first_neither_hangs_nor_counts(compiled: bool) -> None:
+    strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+    batches = {0: [[2.0, 4.0], [6.0, 8.0]], 1: [[1.0, 3.0], [5.0, 7.0], [9.0, 11.0]]}
+
+    def pipeline(context: tf.distribute.InputContext) -> Any:
+        return [np.float32(batch) for batch in batches[context.input_pipeline_id]]
+
+    dataset = strategy.distribute_datasets_from_function(
+        pipeline,
+        tf.distribute.InputOptions(
+            experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA
+        ),
+    )
+    loss = tf.keras.losses.MeanAbsoluteError()
+
+    def replica(x: Any) -> Any:
+        return loss(jnp.zeros_like(x), x)
+
+    step = tf.function(replica) if compiled else replica
+    losses = [strategy.reduce("sum", strategy.run(step, args=(x,)), axis=None) for x in dataset]
+    # The third step is the mean of the two examples that are left.
+    assert_close(losses, [(2 + 4 + 1 + 3) / 4, (6 + 8 + 5 + 7) / 4, (9 + 11) / 2])

@@ -13,6 +13,7 @@ import numpy as np
 from paceline.errors import InvalidArgument
 from paceline.program.scope import is_traced
 from paceline.types import PerReplica, ReduceOp
+from paceline.variables.scatter import IndexedSlices, refuse_slices
 from paceline.variables.variable import Variable
 
 
@@ -21,6 +22,8 @@ def reduce(op: ReduceOp, value: Any, axis: Any, strategy: Any) -> Any:
     num_replicas = strategy.num_replicas_in_sync
 
     def reduce_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, IndexedSlices):
+            return _slices(op, leaf, strategy)
         if axis is None:
             result = _over_replicas(op, leaf, num_replicas)
         else:
@@ -38,7 +41,14 @@ def _placed(result: Any, strategy: Any) -> Any:
 
 
 def _is_reducible(leaf: Any) -> bool:
-    return isinstance(leaf, (PerReplica, keras.Variable, list))
+    return isinstance(leaf, (PerReplica, keras.Variable, IndexedSlices, list))
+
+
+def _slices(op: ReduceOp, slices: IndexedSlices, strategy: Any) -> IndexedSlices:
+    """The rows of all replicas; one that several have occurs several times."""
+    values, indices = gather(slices.values, 0, strategy), gather(slices.indices, 0, strategy)
+    values = values / strategy.num_replicas_in_sync if op is ReduceOp.MEAN else values
+    return IndexedSlices(values, indices, slices.dense_shape)
 
 
 def _over_replicas(op: ReduceOp, leaf: Any, num_replicas: int) -> Any:
@@ -121,6 +131,7 @@ def gather(value: Any, axis: int, strategy: Any) -> Any:
     """The implementation of `Strategy.gather`, see there."""
 
     def gather_leaf(leaf: Any) -> Any:
+        refuse_slices(leaf)
         if not isinstance(leaf, PerReplica):
             return leaf
         parts = [jnp.asarray(part) for part in leaf.values]
@@ -139,4 +150,8 @@ def gather(value: Any, axis: int, strategy: Any) -> Any:
         whole = jnp.concatenate([_beside(part, parts[0]) for part in parts], axis=place)
         return _placed(whole, strategy)
 
-    return jax.tree.map(gather_leaf, value, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
+    return jax.tree.map(gather_leaf, value, is_leaf=_is_gathered)
+
+
+def _is_gathered(leaf: Any) -> bool:
+    return isinstance(leaf, (PerReplica, IndexedSlices))

@@ -12,6 +12,7 @@ import keras
 from paceline.errors import InvalidArgument
 from paceline.program import context, meeting
 from paceline.types import PerReplica, ReduceOp
+from paceline.variables.scatter import IndexedSlices, refuse_slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,7 +90,8 @@ class ReplicaContext:
 
         Args:
             reduce_op: SUM or MEAN, as member or string.
-            value: nest of arrays, per replica, of one structure and shape on all replicas.
+            value: nest of arrays, per replica, of one structure and shape on all replicas, or of
+                `IndexedSlices`, whose rows are collected from all replicas.
             options: accepted and ignored (XLA chooses the algorithm).
 
         Returns:
@@ -103,6 +105,8 @@ class ReplicaContext:
         num_replicas = self.num_replicas_in_sync
 
         def reduce_leaf(leaf: Any) -> Any:
+            if isinstance(leaf, IndexedSlices):
+                return self._all_slices(op, leaf)
             array = _array(leaf)
             if num_replicas == 1:
                 return array
@@ -110,6 +114,13 @@ class ReplicaContext:
             return total / num_replicas if op is ReduceOp.MEAN else total
 
         return _map(reduce_leaf, value)
+
+    def _all_slices(self, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
+        """The slices of all replicas; rows that several replicas have occur several times."""
+        values = self.all_gather(slices.values, axis=0)
+        if op is ReduceOp.MEAN and self.num_replicas_in_sync > 1:
+            values = values / self.num_replicas_in_sync
+        return IndexedSlices(values, self.all_gather(slices.indices, axis=0), slices.dense_shape)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Concatenates `value` over the replicas along `axis`; every replica gets the result.
@@ -121,9 +132,11 @@ class ReplicaContext:
 
         Raises:
             InvalidArgument: a scalar, or an axis that the value does not have.
+            Unsupported: `IndexedSlices`.
         """
 
         def gather_leaf(leaf: Any) -> Any:
+            refuse_slices(leaf)
             array = _array(leaf)
             place = _axis_of(array, axis)
             if self.num_replicas_in_sync == 1:
@@ -172,7 +185,7 @@ class ReplicaContext:
 
 def _map(fn: Callable[[Any], Any], nest: Any) -> Any:
     def is_leaf(leaf: Any) -> bool:
-        return isinstance(leaf, (keras.Variable, PerReplica))
+        return isinstance(leaf, (keras.Variable, PerReplica, IndexedSlices))
 
     return jax.tree.map(fn, nest, is_leaf=is_leaf)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-@jax.tree_util.register_dataclass
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["values", "indices"],
+    meta_fields=["dense_shape"],
+)
 @dataclasses.dataclass(frozen=True)
 class IndexedSlices:
     """Some rows of an array (tf.IndexedSlices): `values[i]` belongs to row `indices[i]`.
@@ -28,12 +33,22 @@ class IndexedSlices:
     Args:
         values: array `[slice, ...]`.
         indices: integers `[slice]`; a row may occur several times.
-        dense_shape: shape of the whole array, where known.
+        dense_shape: shape of the whole array, a tuple, where known.
     """
 
     values: Any
     indices: Any
     dense_shape: Any = None
+
+
+def refuse_slices(value: Any) -> None:
+    """Raises where sparse rows have no meaning."""
+    if isinstance(value, IndexedSlices):
+        raise Unsupported(
+            "IndexedSlices cannot be gathered. Received: IndexedSlices with dense_shape="
+            f"{value.dense_shape}. Gather values and indices by themselves, or all_reduce or "
+            "reduce the slices."
+        )
 
 
 def _divided(old: Any, indices: Any, values: Any) -> Any:
