@@ -58,6 +58,7 @@ class _State(threading.local):
     def __init__(self) -> None:
         self.frames: list[Frame] = []
         self.applying = 0
+        self.met: list[Any] | None = None
 
 
 _state = _State()
@@ -117,6 +118,22 @@ def applying() -> Iterator[None]:
         yield
     finally:
         _state.applying -= 1
+
+
+@contextlib.contextmanager
+def collecting_met() -> Iterator[list[Any]]:
+    """Collects the variables whose writes in the block have already met over the replicas."""
+    outer, _state.met = _state.met, []
+    try:
+        yield _state.met
+    finally:
+        _state.met = outer
+
+
+def note_met(variable: Any) -> None:
+    """Says that a write of `variable` has met: what it now is in its scope, it is everywhere."""
+    if _state.met is not None:
+        _state.met.append(variable)
 
 
 def is_applying() -> bool:

@@ -8,6 +8,7 @@ hold and puts back what comes out. Buffers of written variables are donated.
 from __future__ import annotations
 
 import functools
+import types
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from jax.extend import core as jex
 
 from paceline.errors import ContextError, TraceError
 from paceline.program import context, nest
+from paceline.program.handover import handover
 from paceline.program.scope import TraceScope, is_traced
 from paceline.program.stacking import stacked
 from paceline.program.step import StepProgram, evaluate, trace_step
@@ -52,11 +54,19 @@ class Function:
         if instance is None:
             return self
         bound = instance.__dict__.get(self._attribute) if hasattr(instance, "__dict__") else None
-        if bound is None:
+        # copy.copy of an instance copies this attribute, too.
+        if bound is None or bound.python_function.__self__ is not instance:
             bound = Function(self.python_function.__get__(instance, owner))
             if hasattr(instance, "__dict__"):
                 instance.__dict__[self._attribute] = bound
         return bound
+
+    def __reduce__(self) -> Any:
+        """Copies and pickles are made without the programs, which belong to the original."""
+        method = self.python_function
+        if isinstance(method, types.MethodType):
+            return getattr, (method.__self__, method.__name__)
+        return method.__qualname__
 
     @property
     def _attribute(self) -> str:
@@ -165,6 +175,10 @@ class _Compiled:
         self._consts = [self._placed(const) for const in program.consts]
 
     def __call__(self, arrays: list[Any]) -> Any:
+        with handover:
+            return self._dispatch(arrays)
+
+    def _dispatch(self, arrays: list[Any]) -> Any:
         program = self._program
         written = [self._own_storage(variable) for variable in program.writes]
         only_read = [self._storage(variable) for variable in self._only_read]

@@ -41,6 +41,11 @@ def creator() -> Any:
     return next((scope.caller for scope in reversed(stack) if scope.caller is not None), None)
 
 
+def is_inside_layer() -> bool:
+    """Whether the code runs inside a Keras layer's call."""
+    return global_state.get_global_attribute("current_call_ctx") is not None
+
+
 def initialize_now(variable: Any) -> None:
     """Gives a variable the initial value that Keras puts off until the open scope ends."""
     waiting = global_state.get_global_attribute("uninitialized_variables") or []

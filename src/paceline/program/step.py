@@ -147,6 +147,7 @@ def _read(env: dict[Any, Any], var: Any) -> Any:
 
 
 def _run(equations: Sequence[Any], env: dict[Any, Any]) -> Generator[Meeting, Any, None]:
+    is_manual = bool(jax.sharding.get_abstract_mesh().manual_axes)
     for equation in equations:
         operands = [_read(env, var) for var in equation.invars]
         if equation.primitive in meeting.MEETINGS or equation.primitive is meeting.replica_id_p:
@@ -154,6 +155,8 @@ def _run(equations: Sequence[Any], env: dict[Any, Any]) -> Generator[Meeting, An
             results = [(yield equation.primitive, equation.params, operand)]
         elif _count_meetings(equation):
             results = yield from _run_inner(equation, operands)
+        elif is_manual and _names_mesh(equation):
+            results = carry_over(equation, operands, _finish)
         else:
             results = _bind(equation, operands, equation.params)
         env.update(zip(equation.outvars, results, strict=True))
@@ -204,6 +207,25 @@ def carry_over(equation: Any, operands: Sequence[Any], drive: Callable[..., Any]
         elif isinstance(value, tuple) and value and isinstance(value[0], jex.ClosedJaxpr):
             params[name] = tuple(resolved(inner) for inner in value)
     return _bind(equation, operands, params)
+
+
+def _finish(run: Generator[Meeting, Any, Any]) -> None:
+    for _ in run:
+        raise ValueError("an equation without meetings has met")  # unreachable by construction
+
+
+def _names_mesh(equation: Any) -> bool:
+    """Whether inner programs carry the mesh of an array that the function closed over.
+
+    Such an array lies on the strategy's devices as a whole, while each replica of the step sees
+    its own copy: the inner program is traced again for that.
+    """
+    return any(
+        not var.aval.sharding.mesh.empty
+        for inner in _inner_programs(equation)
+        for var in (*inner.jaxpr.invars, *inner.jaxpr.outvars)
+        if hasattr(var.aval, "sharding")
+    )
 
 
 def _inner_programs(equation: Any) -> list[Any]:

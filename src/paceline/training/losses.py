@@ -133,7 +133,8 @@ def _per_share(part: Any, replica: Any) -> Any:
     """A part of a sum over replicas, as the contribution that the loss rule asks for."""
     if _is_sum(replica):
         return part
-    return part / replica.share if replica.share else jnp.zeros_like(part)
+    # Times 0, which keeps the gradient's path: it meets the other replicas where layers gather.
+    return part / replica.share if replica.share else part * 0
 
 
 def _is_sum(replica: Any) -> bool:

@@ -7,6 +7,7 @@ writes the variables itself.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import warnings
@@ -68,25 +69,29 @@ def run(model: Any, kind: Kind, data: Any) -> Any:
 def _with_state(model: Any, kind: Kind, data: Any, replica: Any) -> Any:
     groups = variables_of(model, kind)
     state = tuple([variable.value for variable in group] for group in groups)
-    with applied_values() as applied:
+    with applied_values() as applied, context.collecting_met() as met:
         if kind == "predict":
             result, new = model.predict_step(state, data)
-            _write(groups[1], state[1], new)
+            _write(groups[1], state[1], new, met)
             return result
         result, new = getattr(model, f"{kind}_step")(state, data)
     non_trainable, metrics = 1, len(groups) - 1
     for i, (group, old, values) in enumerate(zip(groups, state, new, strict=True)):
         if i in (non_trainable, metrics):
-            _write(group, old, values)
+            _write(group, old, values, met)
         else:
             _write_updated(model, group, old, values, applied, replica)
     return result
 
 
-def _write(variables: list[Any], old: Any, new: Any) -> None:
-    """Writes what has changed by the variables' own rules."""
+def _write(variables: list[Any], old: Any, new: Any, met: list[Any]) -> None:
+    """Writes what has changed: what met when it was assigned as it is, the rest by its rules."""
+    alike = set(map(id, met))
     for variable, before, value in zip(variables, old, new, strict=True):
-        if value is not before:
+        if value is before:
+            continue
+        is_direct = id(variable) in alike
+        with context.applying() if is_direct else contextlib.nullcontext():
             variable.assign(value)
 
 

@@ -97,6 +97,7 @@ def _assume(variable: Any, owner: Any) -> None:
     if isinstance(owner, keras.random.SeedGenerator) or variable.name == _SEED_STATE:
         variable._is_seed_state = True
         return
+    variable._is_optimizer_state = isinstance(owner, keras.optimizers.Optimizer)
     is_undeclared = variable._aggregation in (None, "none")
     if not is_undeclared or variable.trainable:
         return

@@ -15,9 +15,11 @@ import numpy as np
 
 from paceline.errors import InvalidArgument
 from paceline.program import context, meeting
+from paceline.program.keras_state import is_inside_layer
 from paceline.program.scope import combine, is_traced
 from paceline.types import VariableAggregation
 
+_SCALARS = (bool, int, float, complex, np.generic)
 _SEED_STRIDE = np.uint32(0x9E3779B9)  # any odd number: replicas get distinct seeds
 
 
@@ -55,15 +57,19 @@ def fold_seed(component: Any, replica: Any) -> Any:
 
 def _aggregated(variable: Any, operation: str, value: Any, replica: Any) -> Any:
     aggregation = variable.effective_aggregation
-    if isinstance(value, (bool, int, float, complex, np.generic)):
+    if isinstance(value, _SCALARS) and _is_same_everywhere(value, replica):
         return _aggregated_scalar(variable, aggregation, operation, value, replica)
     value = jnp.asarray(value, variable.storage_dtype)
     if aggregation is VariableAggregation.NONE:
         if variable.is_shared and operation != "assign":
             return meeting.commit(value)  # one shared variable: every replica's delta lands on it
         if variable.trainable and not variable.is_declared:
+            if is_inside_layer():  # such as SpectralNormalization, which rewrites its kernel
+                return mean(value, replica)
             raise InvalidArgument(_weight_text(variable))
         raise InvalidArgument(_none_text(variable, value, replica))
+    if variable.is_optimizer_state:
+        raise InvalidArgument(_weight_text(variable))
     if variable.is_aggregation_assumed:
         _warn_once(variable, aggregation)
     if aggregation is VariableAggregation.MEAN:
@@ -77,6 +83,13 @@ def mean(value: Any, replica: Any) -> Any:
         total = meeting.commit(value)
         return (total / replica.num_replicas_in_sync).astype(value.dtype)
     return meeting.commit(value, VariableAggregation.MEAN, replica.share)
+
+
+def _is_same_everywhere(value: Any, replica: Any) -> bool:
+    """Whether all replicas pass this scalar: compiled they do, eagerly they can be asked."""
+    if replica.group is None:
+        return True
+    return all(other == value for other in replica.group.exchange(value))
 
 
 def _aggregated_scalar(

@@ -16,6 +16,7 @@ import numpy as np
 
 from paceline.errors import ContextError, InvalidArgument, TraceError
 from paceline.program import context
+from paceline.program.handover import handover
 from paceline.program.keras_state import active_scope, outside_of_scopes
 from paceline.program.scope import TraceScope, combine, is_traced
 from paceline.program.tape import notify_read
@@ -26,7 +27,7 @@ from paceline.types import (
     parse_aggregation,
     parse_synchronization,
 )
-from paceline.variables import placement
+from paceline.variables import placement, rules
 from paceline.variables.placement import Kind, Placement
 from paceline.variables.scatter import Scattering
 
@@ -167,6 +168,11 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
         return self.__dict__.get("_is_seed_state", False)
 
     @property
+    def is_optimizer_state(self) -> bool:
+        """Whether a Keras optimizer made it, which writes it after `commit` only."""
+        return self.__dict__.get("_is_optimizer_state", False)
+
+    @property
     def is_declared(self) -> bool:
         """Whether a user made it as a `paceline.Variable`, rather than Keras for a layer."""
         return self.__dict__.get("_is_declared", False)
@@ -196,12 +202,12 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
     @property
     def values(self) -> tuple[Any, ...]:
         """The components, one per replica: `[...]` each, on the replica's device."""
-        self._disown()
+        storage = self._shown_storage()
         if self.placement.is_stacked:
-            return PerReplica.stacked(self._value).values
+            return PerReplica.stacked(storage).values
         if self.placement.num_replicas == 1:
-            return (self._value,)
-        return tuple(shard.data for shard in self._value.addressable_shards)
+            return (storage,)
+        return tuple(shard.data for shard in storage.addressable_shards)
 
     # Reads -----------------------------------------------------------------------------------
 
@@ -222,9 +228,7 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
             return self._maybe_autocast(value)
         if self._value is None:
             return super().value
-        if scope is None:
-            self._disown()
-        value = self.logical_value(self._value)
+        value = self.logical_value(self._shown_storage() if scope is None else self._value)
         if scope is None:
             notify_read(self, value)
         return self._maybe_autocast(value)
@@ -237,6 +241,14 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
                 return value
             scope = getattr(scope, "original_scope", None)
         return None
+
+    def numpy(self) -> np.ndarray:
+        """The value as a NumPy array that nobody else holds."""
+        return np.array(self.value)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        # Keras's own does not know `copy`, which NumPy warns about.
+        return np.array(self.value, dtype=dtype)
 
     def read_value(self) -> Any:
         """Returns the value (tf.Variable.read_value)."""
@@ -284,14 +296,32 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
             scope.write(self, operation, value)
             return scope.to_value(self, scope.storage(self)) if read_value else None
         if scope is not None:
-            new = combine(operation, self.value, value)
+            new = self._written_inside(scope, operation, value)
             scope.add_update((self, new))
             return new
-        new = self.written_storage(self._value, operation, value)
-        new = self.placement.place(new)
-        returned = self.logical_value(new) if read_value else None
-        self._value = new
+        with handover:
+            if self._value is None and operation == "assign":
+                # Keras's fit takes the arrays out of its variables and assigns them back.
+                self._value = jnp.zeros(self.storage_shape, self.storage_dtype)
+            new = self.written_storage(self._value, operation, value)
+            new = self.placement.place(new)
+            returned = self.logical_value(new) if read_value else None
+            self._value = new
         return returned
+
+    def _written_inside(self, scope: Any, operation: str, value: Any) -> Any:
+        """The new value in a scope that Keras opened in the middle of a step.
+
+        Replicas meet here, where the argument is known; at the end of the scope there is only the
+        result, and the sum of results would count the old value once per replica.
+        """
+        current = self._value_in(scope)
+        current = self.value if current is None else current
+        replica = context.replica_context()
+        if replica is None or self.is_seed_state:
+            return combine(operation, current, value)
+        context.note_met(self)
+        return rules.write(self, operation, value, replica, current)
 
     def written_storage(self, storage: Any, operation: str, value: Any) -> Any:
         """What the variable holds after a write in cross-replica context."""
@@ -363,9 +393,11 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
     def _set_storage(self, storage: Any) -> None:
         self._value = self.placement.place(storage)
 
-    def _disown(self) -> None:
-        """The array is about to be seen outside: the next step must not donate it."""
-        self.__dict__["_owned"] = None
+    def _shown_storage(self) -> Any:
+        """What the variable holds, to be seen outside: the next step must not donate it."""
+        with handover:
+            self.__dict__["_owned"] = None
+            return self._value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
         frame, owner = context.current(), self.placement.home
@@ -382,7 +414,11 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
 
     def __repr__(self) -> str:
         kind = self.placement.kind.value
-        shown = "uninitialized" if self._value is None else np.asarray(self._value).tolist()
+        shown = "uninitialized"
+        if self._value is not None:
+            shown = np.array2string(
+                np.asarray(self._value), threshold=10, edgeitems=2, precision=4, separator=", "
+            ).replace("\n", "")
         return (
             f"<paceline.Variable path={self._path}, shape={self._shape}, dtype={self._dtype}, "
             f"placement={kind}, synchronization={self.synchronization.name}, "
