@@ -31,6 +31,14 @@ OWN = {
     "paceline.keras.layers": ("BatchNormalization",),
     "paceline.datasets.digits": ("load_data",),
 }
+# Members that one layer of the package offers to another, not to users.
+INTERNAL = {
+    "adopt", "array", "backpressure", "effective_aggregation", "follow", "is_aggregation_assumed",
+    "is_declared", "is_on_read", "is_optimizer_state", "is_seed_state", "is_shared", "join",
+    "join_stacked", "logical_value", "parse", "place", "place_stacked", "placement", "shapes",
+    "sharding", "stacked", "storage_dtype", "storage_shape", "tree_flatten", "tree_unflatten",
+    "written_storage",
+}  # fmt: skip
 FILE = Path(__file__).parent.parent / "docs" / "reference.md"
 HEAD = """# Reference
 
@@ -63,11 +71,18 @@ def entry(name: str, value: Any) -> str:
     if inspect.isclass(value) and not issubclass(value, (enum.Enum, BaseException)):
         for key, member in sorted(vars(value).items()):
             target = member.fget if isinstance(member, property) else member
-            if key.startswith("_") or not callable(target) or not inspect.getdoc(target):
+            is_hidden = key.startswith("_") or key in INTERNAL
+            if is_hidden or not callable(target) or not inspect.getdoc(target):
                 continue
             first = (inspect.getdoc(target) or "").split("\n\n")[0].replace("\n", " ")
-            lines.append(f"- `{key}`: {first}")
+            shown = "" if isinstance(member, property) else bare_signature(target)
+            lines.append(f"- `{key}{shown}`: {first}")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def bare_signature(method: Any) -> str:
+    """The parameters of a method, without `self`."""
+    return signature(method).replace("(self, ", "(").replace("(self)", "()")
 
 
 def signature(value: Any) -> str:

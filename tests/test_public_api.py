@@ -43,8 +43,16 @@ def test_every_export_can_be_reached(name: str) -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'Session'"):
+    with pytest.raises(AttributeError, match=r"no attribute 'Session'$"):
         _ = paceline.Session  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match=r"keras\.ops\.cast, or those of jax\.numpy"):
+        _ = paceline.cast  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_second_names_of_tensorflow() -> None:
+    assert paceline.losses is paceline.keras.losses  # pyright: ignore[reportAttributeAccessIssue]
+    assert paceline.metrics is paceline.keras.metrics  # pyright: ignore[reportAttributeAccessIssue]
+    assert errors.OutOfRangeError is errors.EndOfData
 
 
 @pytest.mark.parametrize("path", reference.NAMESPACES)

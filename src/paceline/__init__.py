@@ -73,10 +73,20 @@ __all__ = [
 ]
 
 
+# Where TensorFlow has a second name for a part of Keras.
+_OF_KERAS = ("initializers", "losses", "metrics", "random")
+
+
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return importlib.import_module(f"paceline.{name}")
-    raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    keras_namespace = importlib.import_module("paceline.keras")
+    if name in _OF_KERAS:
+        return getattr(keras_namespace, name)
+    hint = ""
+    if not name.startswith("_") and hasattr(keras_namespace.ops, name):
+        hint = f". Functions of arrays are keras.ops.{name}, or those of jax.numpy"
+    raise AttributeError(f"module 'paceline' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

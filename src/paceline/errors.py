@@ -55,5 +55,9 @@ class EndOfData(PacelineError, IndexError):
     """`get_next()` was called after the last batch (tf.errors.OutOfRangeError)."""
 
 
+OutOfRangeError = EndOfData
+"""TensorFlow's name for `EndOfData`."""
+
+
 class CheckpointError(PacelineError, OSError):
     """A checkpoint is missing, damaged, or was written for something else."""

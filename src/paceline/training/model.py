@@ -7,6 +7,7 @@ variables, so that callbacks can read and assign it at any time.
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from paceline.errors import InvalidArgument
 from paceline.program import context
 from paceline.strategies.default import default_strategy, get_strategy
 from paceline.training import following, replica_step
+from paceline.training.feeding import feed
 from paceline.training.runner import Runner
 from paceline.training.twins import Mixin, become_twin
 
@@ -63,13 +65,16 @@ class TrainsOnReplicas(Mixin):
             return super().predict_on_batch(*args, **kwargs)
 
     def _loop(self, kind: Kind, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Runs one of Keras's loops, which stumble over data without any batch."""
+        """Runs one of Keras's loops, which do not know all datasets and stumble over empty ones."""
         runner = getattr(self, f"{kind}_function")
         if isinstance(runner, Runner):
             runner.has_run = False
+        arguments = inspect.signature(loop).bind(*args, **kwargs).arguments
+        arguments.update(arguments.pop("kwargs", {}))
+        feed(arguments)
         try:
             with following.without_distribution():
-                result = loop(*args, **kwargs)
+                result = loop(**arguments)
         except StopIteration as error:
             raise InvalidArgument(self._no_data_text()) from error
         except UnboundLocalError as error:
