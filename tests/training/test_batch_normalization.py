@@ -107,6 +107,27 @@ def test_synchronized_training_equals_one_device(num_replicas: int, is_masked: b
     assert_close(model.get_weights(), plain.get_weights(), GOLDEN)
 
 
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_gradients_reach_layers_before_it_with_empty_replicas(num_replicas: int) -> None:
+    def build(k: Any) -> Any:
+        keras.utils.set_random_seed(0)
+        options = {"synchronized": True} if k is tf.keras else {}
+        norm = k.layers.BatchNormalization(**options)
+        first = k.layers.Dense(2)
+        return k.Sequential([k.Input((2,)), first, norm, *linear(k, 2).layers])
+
+    x = np.random.default_rng(0).normal(size=(9, 2)).astype("float32")
+    plain, model, expected, actual = train_both(
+        build,
+        num_replicas,
+        (x, x.sum(-1, keepdims=True)),
+        compile_args=lambda k: {"optimizer": k.optimizers.SGD(0.1), "loss": "mse"},
+        batch_size=4,
+    )
+    assert_close(actual, expected, GOLDEN)
+    assert_close(model.get_weights(), plain.get_weights(), GOLDEN)
+
+
 def test_gradients_flow_through_the_pooled_moments() -> None:
     x = np.random.default_rng(0).normal(size=(4, 2)).astype("float32")
     plain = keras.layers.BatchNormalization()

@@ -309,6 +309,35 @@ def test_models_of_plain_keras_load_in_a_scope(tmp_path: Path) -> None:
     assert clone.distribute_strategy is strategy
 
 
+def test_plain_models_of_a_scope_train_in_plain_keras() -> None:
+    with mirrored(2).scope():
+        model = linear(keras)
+    model.compile("sgd", "mse", metrics=["mae"])
+    plain = linear(keras)
+    plain.compile("sgd", "mse", metrics=["mae"])
+    histories = [m.fit(RAMP, RAMP * 2, verbose=0, epochs=2).history for m in (model, plain)]
+    assert_close(histories[0], histories[1], GOLDEN)
+    assert_close(model.get_weights(), plain.get_weights(), GOLDEN)
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_layers_may_hold_arrays_made_of_variables(num_replicas: int) -> None:
+    def build(k: Any) -> Any:
+        normalization = k.layers.Normalization()
+        normalization.adapt(RAMP)  # which leaves the moments as arrays on the layer
+        return k.Sequential([k.Input((1,)), normalization, *linear(k).layers])
+
+    plain, model, expected, actual = train_both(
+        build,
+        num_replicas,
+        (RAMP, RAMP),
+        compile_args=lambda k: {"optimizer": k.optimizers.SGD(0.1), "loss": "mse"},
+        batch_size=4,
+    )
+    assert_close(actual, expected, GOLDEN)
+    assert_close(model.get_weights(), plain.get_weights(), GOLDEN)
+
+
 @pytest.mark.parametrize("build", [functional, functional_subclass])
 def test_functional_models_save_and_load(build: Any, tmp_path: Path) -> None:
     with mirrored(2).scope():

@@ -28,6 +28,8 @@ _INLINED = {
     "custom_jvp_call", "custom_vjp_call",
 }  # fmt: skip
 
+_SHARDINGS = ("sharding", "out_sharding")  # parameters that may be None
+
 
 @dataclasses.dataclass(frozen=True)
 class Static:
@@ -164,6 +166,14 @@ def _run(equations: Sequence[Any], env: dict[Any, Any]) -> Generator[Meeting, An
 
 def _bind(equation: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
     primitive = equation.primitive
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        # A gradient is given the sharding of the array it belongs to, also of one that the function
+        # closed over; a replica's own copy has none.
+        if primitive.name == "reshard":
+            return operands
+        params = {k: v for k, v in params.items() if k not in _SHARDINGS} | {
+            k: None for k in _SHARDINGS if k in params
+        }
     with equation.ctx.manager:
         results = primitive.bind(*operands, **primitive.get_bind_params(params))
     return results if primitive.multiple_results else [results]
