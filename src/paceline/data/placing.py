@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 _NUMBERS = frozenset("biufc")
 
 
-def per_replica(batch: Any, strategy: Any) -> Any:
+def per_replica(batch: Any, strategy: Any, is_kept: bool = False) -> Any:
     """Cuts a global batch over the replicas and puts every part on its replica's device.
 
     Args:
         batch: nest of NumPy or JAX arrays `[global batch, ...]`; None stays None.
         strategy: the strategy whose replicas share the batch.
+        is_kept: nobody writes to the batch's memory before the step has run, so that it need not
+            be copied first (a loader may fill the same buffer for every batch).
 
     Returns:
         The nest with a `PerReplica` for each array: `[replica, local, ...]`, padded with zeros
@@ -54,7 +56,7 @@ def per_replica(batch: Any, strategy: Any) -> Any:
     if num_replicas == 1:
         return tree.unflatten([on_one_device(array, strategy.devices[0]) for array in arrays])
     if num_examples % num_replicas == 0:
-        return tree.unflatten([_even(array, strategy) for array in arrays])
+        return tree.unflatten([_even(array, strategy, is_kept) for array in arrays])
     slices = split_slices(num_examples, num_replicas)
     return tree.unflatten([stack_parts([a[s] for s in slices], strategy) for a in arrays])
 
@@ -203,12 +205,12 @@ def check_examples(arrays: Sequence[Any], batch: Any) -> int:
     )
 
 
-def _even(array: Any, strategy: Any) -> PerReplica:
+def _even(array: Any, strategy: Any, is_kept: bool) -> PerReplica:
     num_replicas = strategy.num_replicas_in_sync
     shape = (num_replicas, array.shape[0] // num_replicas, *array.shape[1:])
     if isinstance(array, jax.Array):
         return PerReplica.stacked(strategy.place_stacked(array.reshape(shape)))
-    rows = array.copy().reshape(shape)
+    rows = (array if is_kept else array.copy()).reshape(shape)
     # Half the time of jax.device_put of the same array with the same sharding.
     placed = jax.make_array_from_callback(shape, _split_over(strategy.mesh), rows.__getitem__)
     return PerReplica.stacked(placed)

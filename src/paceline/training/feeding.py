@@ -92,6 +92,12 @@ def feed(arguments: dict[str, Any]) -> None:
         arguments["validation_data"] = BatchAdapter(arguments["validation_data"], None, is_bounded)
 
 
+def is_arrays(data: Any) -> bool:
+    """Whether `data` is arrays that stay what they are while the loop runs."""
+    leaves = jax.tree.leaves(data)
+    return bool(leaves) and all(isinstance(leaf, (np.ndarray, jax.Array)) for leaf in leaves)
+
+
 def is_batches(data: Any) -> bool:
     """Whether `data` is a dataset of batches that Keras would not take."""
     if isinstance(data, (ArrayBatches, DistributedDataset)):

@@ -19,7 +19,7 @@ from paceline.errors import InvalidArgument
 from paceline.program import context
 from paceline.strategies.default import default_strategy, get_strategy
 from paceline.training import following, replica_step
-from paceline.training.feeding import feed
+from paceline.training.feeding import feed, is_arrays
 from paceline.training.runner import Runner
 from paceline.training.twins import Mixin, become_twin
 
@@ -66,12 +66,13 @@ class TrainsOnReplicas(Mixin):
 
     def _loop(self, kind: Kind, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs one of Keras's loops, which do not know all datasets and stumble over empty ones."""
+        arguments = inspect.signature(loop).bind(*args, **kwargs).arguments
+        arguments.update(arguments.pop("kwargs", {}))
+        self.__dict__.setdefault("_paceline_fed_arrays", {})[kind] = is_arrays(arguments.get("x"))
+        feed(arguments)
         runner = getattr(self, f"{kind}_function")
         if isinstance(runner, Runner):
             runner.has_run = False
-        arguments = inspect.signature(loop).bind(*args, **kwargs).arguments
-        arguments.update(arguments.pop("kwargs", {}))
-        feed(arguments)
         try:
             with following.without_distribution():
                 result = loop(**arguments)

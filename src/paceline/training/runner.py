@@ -70,8 +70,13 @@ class Runner:
         return jax.tree.map(lambda *parts: np.concatenate(parts), *results), placeholders
 
     def _one(self, batch: Any) -> Any:
-        data = placing.per_replica(batch, self._strategy)
+        data = placing.per_replica(batch, self._strategy, is_kept=self._is_fed_arrays)
         return self._run_one(data) if self._is_eager else self.one_step(data)
+
+    @property
+    def _is_fed_arrays(self) -> bool:
+        """Whether batches are cut from arrays that stay as they are, said by the model's loop."""
+        return self._model.__dict__.get("_paceline_fed_arrays", {}).get(self._kind, False)
 
     def _fits_one_program(self, batches: Sequence[Any]) -> bool:
         is_one = self._steps == 1 or len(batches) < self._steps
