@@ -9,6 +9,7 @@ pass the same tensor object; see the table of deviations).
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from paceline.program import context
 from paceline.types import VariableAggregation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 AXIS = "replica"
 
@@ -63,6 +64,33 @@ def commit(
             exact zeros, so that a NaN computed from no examples stays with it.
     """
     return commit_p.bind(jnp.asarray(value), aggregation=aggregation, share=share)
+
+
+def balanced(replica: context.Replica, meet: Callable[[Any], Any], value: Any) -> Any:
+    """`meet(value)`, for a collective in the forward pass of a step whose replicas are uneven.
+
+    Where the loss is the mean of the replicas' losses weighed with their shares (fit), `commit`
+    weighs a gradient with the share of the replica it arrives at. What comes back through a
+    collective stems from all replicas' losses: it is weighed with the share of each of them where
+    it enters, and freed of that of the replica where it leaves.
+    """
+    sizes = replica.example_sizes
+    is_even = sizes is None or len(set(sizes)) == 1
+    if replica.loss_rule != "mean" or is_even or not jnp.issubdtype(value.dtype, jnp.inexact):
+        return meet(value)
+    if replica.share:
+        value = _gradient_times(1 / replica.share, value)
+    return _gradient_times(replica.share, meet(value))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _gradient_times(factor: float, value: Any) -> Any:
+    return value
+
+
+@_gradient_times.defjvp
+def _gradient_times_jvp(factor: float, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return primals[0], tangents[0] * factor
 
 
 def replica_id() -> Any:

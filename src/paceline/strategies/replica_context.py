@@ -110,7 +110,7 @@ class ReplicaContext:
             array = _array(leaf)
             if num_replicas == 1:
                 return array
-            total = meeting.all_reduce(array)
+            total = meeting.balanced(self, meeting.all_reduce, array)
             return total / num_replicas if op is ReduceOp.MEAN else total
 
         return _map(reduce_leaf, value)
@@ -141,7 +141,8 @@ class ReplicaContext:
             place = _axis_of(array, axis)
             if self.num_replicas_in_sync == 1:
                 return array
-            return meeting.all_gather(array, place, self._extents(array, place))
+            extents = self._extents(array, place)
+            return meeting.balanced(self, lambda x: meeting.all_gather(x, place, extents), array)
 
         return _map(gather_leaf, value)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import keras
 
@@ -68,15 +67,8 @@ def _pooled_moments(inputs: Any, mask: Any, axes: Any, replica: Any) -> tuple[An
     centred = inputs - jnp.expand_dims(mean, axes)
     centred = centred if is_valid is None else jnp.where(is_valid, centred, 0)
     own = jnp.stack([count, mean, jnp.sum(jnp.square(centred), axes)])
-    num_replicas = replica.num_replicas_in_sync
-    # In fit a gradient is weighed with the share of the replica it arrives at, so that of each
-    # replica's loss is weighed with its own share here, and freed of the other's.
-    is_mean = replica.loss_rule == "mean"
-    if is_mean and replica.share:
-        own = _with_gradient_times(1 / replica.share, own)
-    rows = meeting.all_gather(own[None], 0, (1,) * num_replicas)
-    if is_mean:
-        rows = _with_gradient_times(replica.share, rows)
+    sizes = (1,) * replica.num_replicas_in_sync
+    rows = meeting.balanced(replica, lambda x: meeting.all_gather(x, 0, sizes), own[None])
     counts, means, deviations = jnp.moveaxis(rows, 1, 0)
     total = jnp.sum(counts, 0)
     # Keras divides by the count of a mask plus epsilon.
@@ -84,8 +76,3 @@ def _pooled_moments(inputs: Any, mask: Any, axes: Any, replica: Any) -> tuple[An
     pooled = jnp.sum(counts * means, 0) / divisor
     spread = jnp.sum(deviations + counts * jnp.square(means - pooled), 0)
     return pooled, spread / divisor
-
-
-def _with_gradient_times(factor: float, value: Any) -> Any:
-    """The same value, whose gradient is multiplied."""
-    return value + (factor - 1) * (value - jax.lax.stop_gradient(value))

@@ -54,8 +54,7 @@ def on_whole_batch(
     Returns:
         A scalar, or for a loss without reduction the values of the replica's own examples.
     """
-    own = y_pred if replica.loss_rule == "sum" else _scaled(y_pred, replica)
-    everywhere = keras.tree.map_structure(lambda x: replica.all_gather(x, axis=0), own)
+    everywhere = keras.tree.map_structure(lambda x: replica.all_gather(x, axis=0), y_pred)
     mask = backend.get_keras_mask(y_pred)
     if mask is not None:
         backend.set_keras_mask(everywhere, replica.all_gather(mask, axis=0))
@@ -65,20 +64,6 @@ def on_whole_batch(
     if jnp.ndim(value):
         return _own_rows(value, replica)
     return value / replica.num_replicas_in_sync if replica.loss_rule == "sum" else value
-
-
-def _scaled(nest: Any, replica: Any) -> Any:
-    """The same values, whose gradient counts as much as the combination with shares takes away.
-
-    All N replicas compute the loss, so the gather sums N equal gradients; `commit` then weighs
-    them with the share.
-    """
-    if not replica.share:
-        return nest
-    factor = 1 / (replica.num_replicas_in_sync * replica.share)
-    return keras.tree.map_structure(
-        lambda x: x + (factor - 1) * (x - jax.lax.stop_gradient(x)), nest
-    )
 
 
 def _own_rows(values: Any, replica: Any) -> Any:
