@@ -106,6 +106,20 @@ def test_no_data(strategy: tf.distribute.MirroredStrategy) -> None:
         model.predict(X[:0], verbose=0)
 
 
+def test_weights_frozen_after_compile(strategy: tf.distribute.MirroredStrategy) -> None:
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(2), tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
+    model.layers[0].trainable = False
+    with pytest.raises(errors.InvalidArgument, match=r"2 trainable variables.*compile again"):
+        model.fit(X, Y, verbose=0)
+    frozen = model.layers[0].get_weights()[0]
+    model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
+    assert model.layers[0].get_weights()[0].tolist() == frozen.tolist()
+
+
 def test_following_something_else(strategy: tf.distribute.MirroredStrategy) -> None:
     with pytest.raises(TypeError, match=r"keras\.Model"):
         strategy.distribute(keras.layers.Dense(1))

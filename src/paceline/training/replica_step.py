@@ -14,7 +14,9 @@ import warnings
 from typing import Any, Literal
 
 import jax.numpy as jnp
+import keras
 
+from paceline.errors import InvalidArgument
 from paceline.program import context, meeting
 from paceline.training.logs import aggregated, updated_metrics
 from paceline.training.optimizers import applied_values
@@ -51,6 +53,8 @@ def run(model: Any, kind: Kind, data: Any) -> Any:
     is_distributed = replica.num_replicas_in_sync > 1
     metrics = [] if kind == "predict" else model.metrics_variables
     before = {id(variable): variable.value for variable in metrics}
+    if kind == "train":
+        _check_compiled(model)
     if takes_only_data(model, kind):
         result = getattr(model, f"{kind}_step")(data)
     else:
@@ -64,6 +68,20 @@ def run(model: Any, kind: Kind, data: Any) -> Any:
             if getattr(variable, "is_on_read", False):
                 variable.assign(before[id(variable)])
     return aggregated(updated, result, replica)
+
+
+def _check_compiled(model: Any) -> None:
+    """Keras's own step trains the variables that the optimizer was built with."""
+    known = getattr(model.optimizer, "_trainable_variables", None)
+    is_own_step = type(model).train_step is not keras.Model.train_step
+    if is_own_step or not known or len(known) == len(model.trainable_variables):
+        return
+    raise InvalidArgument(
+        "A compiled model trains the variables that were trainable when its optimizer was built. "
+        f"Received: {model.name!r} with {len(model.trainable_variables)} trainable variables, its "
+        f"optimizer with {len(known)}. Call compile again, with a new optimizer, after changing "
+        "`trainable`."
+    )
 
 
 def _with_state(model: Any, kind: Kind, data: Any, replica: Any) -> Any:
