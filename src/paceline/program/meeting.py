@@ -10,7 +10,6 @@ pass the same tensor object; see the table of deviations).
 from __future__ import annotations
 
 import functools
-import math
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -225,8 +224,3 @@ def _batch_all_gather(args: Any, dims: Any, *, axis: int, sizes: Any) -> tuple[A
 _batch_elementwise(all_reduce_p)
 _batch_elementwise(commit_p)
 batching.primitive_batchers[all_gather_p] = _batch_all_gather
-
-
-def equal_shares(shares: Sequence[float]) -> bool:
-    """Whether all replicas count alike."""
-    return math.isclose(min(shares), max(shares))

@@ -63,11 +63,6 @@ class StepProgram:
     result: tuple[Static | None, ...]
     result_tree: Any
 
-    @property
-    def num_meetings(self) -> int:
-        """How many times the replicas meet, loops counted once."""
-        return sum(_count_meetings(equation) for equation in self.equations)
-
     def restore(self, arrays: Sequence[Any]) -> Any:
         """Puts array leaves and static leaves back together."""
         remaining = iter(arrays)

@@ -8,34 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import jax.numpy as jnp
 
 from paceline.errors import InvalidArgument
 from paceline.program.scope import combine, is_traced
 from paceline.types import PerReplica, VariableAggregation
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
-class Home(Protocol):
-    """What a placement needs of a strategy."""
-
-    @property
-    def num_replicas_in_sync(self) -> int: ...
-    def place(self, value: Any) -> Any:
-        """Copies a value to every replica."""
-        ...
-
-    def place_stacked(self, value: Any) -> Any:
-        """Puts row i of `[replica, ...]` on replica i."""
-        ...
-
-    def join_stacked(self, parts: Sequence[Any]) -> Any:
-        """Makes per-replica arrays one array `[replica, ...]`."""
-        ...
 
 
 class Kind(enum.Enum):
