@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -382,3 +383,18 @@ def test_options_of_another_kind_are_refused(two: Any) -> None:
 
 def test_placing_is_public(two: Any) -> None:
     assert per_replica(np.arange(2), two).num_replicas == 2
+
+
+def test_an_exhausted_iterator_leaves_no_arrays_behind(two: Any) -> None:
+    dataset = two.experimental_distribute_dataset(ArrayBatches(np.ones((8, 3)), batch_size=4))
+    gc.collect()
+    gc.disable()  # what only the collector would find counts as left behind
+    try:
+        before = len(jax.live_arrays())
+        for _ in range(3):
+            for _batch in dataset:
+                pass
+        del _batch
+        assert len(jax.live_arrays()) == before
+    finally:
+        gc.enable()

@@ -153,6 +153,10 @@ class OptionalElement:
         return self._value[0]
 
 
+# A kept StopIteration would hold its frame, and with it the last batch, in a cycle.
+_END = Exception("the end of the dataset")
+
+
 class DistributedIterator:
     """Yields per-replica batches (tf.distribute.DistributedIterator).
 
@@ -188,11 +192,14 @@ class DistributedIterator:
         while len(ahead) <= self._num_ahead and not (ahead and ahead[-1][1]):
             try:
                 ahead.append((next(self._elements), None))
+            except StopIteration:
+                ahead.append((None, _END))
             except Exception as error:
                 ahead.append((None, error))
         element, error = ahead[0]
-        if not isinstance(error, StopIteration):  # the end stays the end
-            ahead.popleft()
+        if error is _END:  # it stays the end
+            raise StopIteration
+        ahead.popleft()
         if error is not None:
             raise error
         return element
