@@ -19,6 +19,7 @@ from paceline.errors import InvalidArgument
 from paceline.program import context
 from paceline.strategies.default import default_strategy, get_strategy
 from paceline.training import following, replica_step
+from paceline.training.announcing import announce
 from paceline.training.feeding import feed, is_arrays
 from paceline.training.runner import Runner
 from paceline.training.twins import Mixin, become_twin
@@ -69,6 +70,9 @@ class TrainsOnReplicas(Mixin):
         arguments = inspect.signature(loop).bind(*args, **kwargs).arguments
         arguments.update(arguments.pop("kwargs", {}))
         self.__dict__.setdefault("_paceline_fed_arrays", {})[kind] = is_arrays(arguments.get("x"))
+        if kind == "train":
+            replicas = self.distribute_strategy.num_replicas_in_sync
+            announce(arguments, replicas, is_arrays(arguments.get("x")))
         feed(arguments)
         runner = getattr(self, f"{kind}_function")
         if isinstance(runner, Runner):
