@@ -1,0 +1,1 @@
+"""What the workers of the message path run on: one driver per file."""

@@ -1,0 +1,1 @@
+"""The message path's pure machines: the versioned store, its rules, and the ledger of batches."""
