@@ -1,0 +1,99 @@
+"""Several pushes as one update: what softsync and lockstep groups hand to the optimizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+import numpy as np
+
+from paceline.errors import InvalidArgument
+from paceline.store.rules.base import is_floating, wide
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jax import Array
+    from jax.typing import ArrayLike
+
+
+def merge_weights(merge: str, examples: Sequence[int]) -> np.ndarray:
+    """Returns how much each push of a group counts, float32 [push].
+
+    Args:
+        merge: "sum": every push counts whole, as if they were applied one by one at a fixed rate,
+            which suits SGD. "mean": pushes count by their share of the examples, so that the
+            gradient keeps its size, which suits Adam.
+        examples: how many examples each push holds; all 0 where this is unknown.
+
+    Raises:
+        InvalidArgument: another `merge`, an empty group, or a negative number of examples.
+    """
+    if merge not in ("sum", "mean"):
+        raise InvalidArgument(
+            f"Pushes are merged by 'sum' or by 'mean'. Received: merge={merge!r}."
+        )
+    if not examples or min(examples) < 0:
+        raise InvalidArgument(
+            "A group holds 1 or more pushes of 0 or more examples each. Received: "
+            f"examples={examples!r}."
+        )
+    counts = np.asarray(examples, np.float64)
+    if merge == "sum":
+        return np.ones(len(counts), np.float32)
+    if not counts.any():
+        counts = np.ones_like(counts)
+    return (counts / counts.sum()).astype(np.float32)
+
+
+def group_scale(weights: ArrayLike, scales: ArrayLike) -> tuple[Array, Array]:
+    """Returns `(weights, scale)` of a group whose pushes the rule would scale one by one.
+
+    The scale of the one step is the mean of the pushes' scales, weighted by `weights`. The new
+    weights are `weights * scales / scale`: SGD then moves by exactly sum_i w_i * s_i * g_i, and as
+    the weights keep their sum, Adam gets a gradient of the usual size and a step that is scaled.
+
+    Args:
+        weights: float [push], from `merge_weights`; not negative.
+        scales: float [push], from `UpdateRule.scale` of each push.
+    """
+    weights, scales = jnp.asarray(weights), jnp.asarray(scales)
+    total = jnp.sum(weights)
+    scale = jnp.sum(weights * scales) / jnp.where(total > 0, total, 1)
+    # All weights or all scales are zero: so is the step, through the weights.
+    scale = jnp.where(scale > 0, scale, 1)
+    return weights * scales / scale, scale
+
+
+def merged(grads_per_push: Sequence[Sequence[Array]], weights: ArrayLike) -> list[Array]:
+    """Returns the gradients of a group, sum_i weights[i] * g_i for each trainable weight.
+
+    The sum runs in the order of the pushes and in float32 at least. Entries that are not floating
+    point are taken from the last push.
+
+    Args:
+        grads_per_push: per push the list of gradients, each already corrected by the rule for its
+            own push; all of the same structure.
+        weights: float [push], from `merge_weights` or `group_scale`.
+
+    Raises:
+        InvalidArgument: the group is empty.
+    """
+    if not grads_per_push:
+        raise InvalidArgument("A group holds 1 or more pushes. Received: an empty group.")
+    coefficients = jnp.asarray(weights)
+    return [_sum(parts, coefficients) for parts in zip(*grads_per_push, strict=True)]
+
+
+def _sum(parts: Sequence[Array], coefficients: Array) -> Array:
+    if not is_floating(parts[0]):
+        return parts[-1]
+    dtype = wide(*parts)
+    terms = [
+        part.astype(dtype) * coefficient.astype(dtype)
+        for part, coefficient in zip(parts, coefficients, strict=True)
+    ]
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total.astype(parts[0].dtype)
