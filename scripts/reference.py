@@ -19,6 +19,7 @@ NAMESPACES = (
     "paceline.data",
     "paceline.nn",
     "paceline.train",
+    "paceline.monitor",
     "paceline.keras.models",
     "paceline.keras.layers",
     "paceline.testing",

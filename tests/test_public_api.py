@@ -29,6 +29,7 @@ def test_root_exports() -> None:
         "errors",
         "function",
         "keras",
+        "monitor",
         "nn",
         "optimizers",
         "testing",

@@ -6,6 +6,7 @@ The layers, lowest first; a module imports only from layers above it in this lis
     program/                  a step traced once, and its compiled assembly
     variables/                one variable; aggregation and synchronization as data
     data/                     distributed datasets, splitting, per-replica values
+    monitor/                  staleness, stragglers and divergence, and where they are reported
     strategies/               base, replica context, one file per strategy
     training/                 Keras's fit, evaluate and predict, following the strategy
     checkpoint/               saved state that does not depend on the number of replicas
@@ -35,7 +36,7 @@ from paceline.variables.scatter import IndexedSlices  # noqa: E402
 from paceline.variables.variable import Variable  # noqa: E402
 
 if TYPE_CHECKING:
-    from paceline import checkpoint, data, datasets, keras, nn, optimizers, testing, train
+    from paceline import checkpoint, data, datasets, keras, monitor, nn, optimizers, testing, train
 
 __version__ = "0.1.0"
 
@@ -49,7 +50,17 @@ def _follow(target: Any, strategy: distribute.Strategy) -> Any:
 distribute.Strategy._follow = staticmethod(_follow)
 
 # Namespaces that are loaded when they are first used, to keep the import fast.
-_LAZY = ("checkpoint", "data", "datasets", "keras", "nn", "optimizers", "testing", "train")
+_LAZY = (
+    "checkpoint",
+    "data",
+    "datasets",
+    "keras",
+    "monitor",
+    "nn",
+    "optimizers",
+    "testing",
+    "train",
+)
 
 __all__ = [
     "GradientTape",
@@ -66,6 +77,7 @@ __all__ = [
     "errors",
     "function",
     "keras",
+    "monitor",
     "nn",
     "optimizers",
     "testing",

@@ -6,7 +6,9 @@
     |- ContextError (RuntimeError)       a call in the wrong place: scope, replica, nesting
     |  `- ReplicaMismatch                replicas did not reach the same meeting points
     |- Unsupported (NotImplementedError) a meaningful request that Paceline does not serve
+    |- ReplicasDiverged (RuntimeError)   copies of a variable that must be equal are not
     |- BackendError (ImportError)        Keras runs on another backend than JAX
+    |- MissingExtra (ImportError)        a package of one of Paceline's extras is not installed
     |- TraceError (TypeError)            Python code that cannot be traced into a step program
     |- EndOfData (IndexError)            `get_next()` past the last batch
     `- CheckpointError (OSError)         a missing, damaged or foreign checkpoint
@@ -45,6 +47,14 @@ class Unsupported(PacelineError, NotImplementedError):
 
 class BackendError(PacelineError, ImportError):
     """Keras is loaded with a backend other than JAX."""
+
+
+class ReplicasDiverged(PacelineError, RuntimeError):
+    """Copies of a variable that must be equal differ."""
+
+
+class MissingExtra(PacelineError, ImportError):
+    """A package that an optional part of Paceline needs is not installed."""
 
 
 class TraceError(PacelineError, TypeError):
