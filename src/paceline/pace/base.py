@@ -1,0 +1,212 @@
+"""What every pace is: a configuration, and a machine that answers events with decisions."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import TypeAlias
+
+from paceline.errors import InvalidArgument
+from paceline.pace.members import Members
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Apply:
+    """These pushes make one update.
+
+    Attributes:
+        tickets: the pushes, in the order in which they came. Several are merged.
+        reason: why, as a sentence.
+    """
+
+    tickets: tuple[int, ...]
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hold:
+    """This push is kept for a group. A later decision applies it.
+
+    Attributes:
+        ticket: the push.
+        reason: what the group waits for, as a sentence.
+    """
+
+    ticket: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Drop:
+    """This push never reaches the store.
+
+    Attributes:
+        ticket: the push.
+        reason: why, as a sentence that names the worker.
+    """
+
+    ticket: int
+    reason: str
+
+
+Decision: TypeAlias = Apply | Hold | Drop
+"""What happens to pushes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Permission:
+    """Whether a worker may pull now.
+
+    Attributes:
+        is_granted: whether it may.
+        reason: what it waits for, as a sentence; empty when granted.
+    """
+
+    is_granted: bool
+    reason: str = ""
+
+
+_GRANTED = Permission(True)
+
+
+class Pace(abc.ABC):
+    """How far workers may drift apart. A pace holds settings only; its machine holds the state."""
+
+    @abc.abstractmethod
+    def machine(self) -> PaceMachine:
+        """Returns a fresh machine, for one run or for the part of a run at this pace."""
+
+
+class PaceMachine(abc.ABC):
+    """The state of one run at one pace: events in, decisions out.
+
+    It has no thread and no clock. A driver reports each event once, carries out the decisions in
+    the order it gets them, and then asks again for every worker that waits. Workers are known by
+    index, pushes by tickets that the driver numbers.
+
+    What holds at every pace, in whatever order events come:
+
+    - Each ticket gets exactly one `Apply` or `Drop`, at the latest in `close`. A `Hold` may precede
+      an `Apply`, never a `Drop`.
+    - When no live member computes, at least one of them may start: nobody waits forever.
+    - A push never waits, and only live members are waited for.
+
+    A policy answers the four questions at the end of this class, each with a sentence or nothing.
+    """
+
+    def __init__(self) -> None:
+        self._members = Members()
+        # Number of the update that is being gathered.
+        self._round = 1
+        # The pushes gathered for it, and whose they are.
+        self._held: list[int] = []
+        self._givers: set[int] = set()
+        # The round in which each computing worker pulled.
+        self._pulled_in: dict[int, int] = {}
+
+    def join(self, worker: int) -> None:
+        """Makes a worker a live member, also one that had finished or left.
+
+        Its clock starts at the minimum of the live members' clocks. After `finish` it keeps its own
+        if that is larger.
+        """
+        self._members.join(worker)
+
+    def leave(self, worker: int) -> list[Decision]:
+        """Forgets a lost worker. Its held pushes still count; what it has yet to push does not."""
+        self._members.leave(worker)
+        self._pulled_in.pop(worker, None)
+        return self._settle()
+
+    def finish(self, worker: int) -> list[Decision]:
+        """Waits no more for a worker that is out of data for now; `join` resumes it."""
+        self._members.rest(worker)
+        return self._settle()
+
+    def may_start(self, worker: int) -> Permission:
+        """Returns whether a worker may pull now. Changes nothing."""
+        reason = self._members.why_absent(worker) or self._why_wait(worker)
+        return Permission(False, reason) if reason else _GRANTED
+
+    def started(self, worker: int, version: int) -> None:
+        """Notes that a worker with permission to start has pulled `version`."""
+        del version  # Rounds count updates of this pace only; versions may count others too.
+        if worker in self._members:
+            self._pulled_in[worker] = self._round
+
+    def push(self, worker: int, ticket: int, read_version: int, version: int) -> list[Decision]:
+        """Decides about a push.
+
+        Args:
+            worker: who pushes.
+            ticket: a number that no other push has.
+            read_version: the version that the worker pulled.
+            version: the version of the store now.
+
+        Returns:
+            What happens now. One decision names the ticket; if it is a `Hold`, a later `Apply`
+            names it again.
+        """
+        pulled_in = self._pulled_in.pop(worker, None)
+        if worker in self._members:
+            reason = self._why_drop(worker, pulled_in, version - read_version)
+        else:
+            reason = self._members.why_absent(worker)
+        if reason:
+            return [Drop(ticket, reason)]
+        self._members.tick(worker)
+        self._held.append(ticket)
+        self._givers.add(worker)
+        reason = self._why_hold()
+        return [Hold(ticket, reason)] if reason else [self._apply(self._why_apply())]
+
+    def close(self) -> list[Decision]:
+        """Applies what is held as a last, smaller group: the data ends, or the pace changes.
+
+        The machine can go on afterwards. Whoever changes the pace lets the members join the next
+        machine.
+        """
+        if not self._held:
+            return []
+        return [self._apply(f"Update {self._round} is closed early, with what was held.")]
+
+    def _settle(self) -> list[Decision]:
+        if not self._held or self._why_hold():
+            return []
+        return [self._apply(self._why_apply())]
+
+    def _apply(self, reason: str) -> Apply:
+        decision = Apply(tuple(self._held), reason)
+        self._held.clear()
+        self._givers.clear()
+        self._round += 1
+        return decision
+
+    @abc.abstractmethod
+    def _why_wait(self, worker: int) -> str:
+        """Returns what a live member waits for before it may start; empty: nothing."""
+
+    @abc.abstractmethod
+    def _why_drop(self, worker: int, pulled_in: int | None, staleness: int) -> str:
+        """Returns why a member's push is dropped; empty: it is not.
+
+        `pulled_in` is the round in which the worker pulled; None if it did not pull from here.
+        """
+
+    @abc.abstractmethod
+    def _why_hold(self) -> str:
+        """Returns what the gathered pushes wait for; empty: they make an update."""
+
+    @abc.abstractmethod
+    def _why_apply(self) -> str:
+        """Returns why the gathered pushes make an update."""
+
+
+def check_count(name: str, value: object, *, least: int, rule: str, remedy: str) -> None:
+    """Checks a setting that counts something.
+
+    Raises:
+        InvalidArgument: no integer, or below `least`.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidArgument(f"{rule} Received: {name}={value!r}. {remedy}")

@@ -1,0 +1,92 @@
+"""Lockstep: rounds that everybody takes part in, optionally without waiting for the last few."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from paceline.pace.base import Pace, PaceMachine, check_count
+from paceline.pace.members import name_workers
+
+
+@dataclasses.dataclass(frozen=True)
+class Synchronous(Pace):
+    """Rounds: all live workers start from the same version, and their pushes make one update.
+
+    A round closes when at most `backups` live workers have yet to push, and with at least one push.
+    A worker that has pushed waits for its round to close. The push of a worker that its round did
+    not wait for is dropped when it comes, with a reason that names the worker and the round. A
+    worker that joins takes part in the open round.
+
+    Backups help against workers that are slow now and then. A worker that is always slow uses one
+    up for good, and its examples rarely count.
+
+    Semantics:
+        Without backups this is bulk synchronous parallelism (Valiant 1990) and what
+        `tf.distribute` does in lockstep, with one addition: a round does not wait for workers that
+        left or ran out of data. Backups are those of Chen et al. 2016, "Revisiting Distributed
+        Synchronous SGD", as in `tf.compat.v1.train.SyncReplicasOptimizer`, where
+        `replicas_to_aggregate` is a fixed number: here it is the number of live workers, minus
+        `backups`.
+
+    Args:
+        backups: how many live workers a round does without.
+
+    Raises:
+        InvalidArgument: not an integer of at least 0.
+    """
+
+    backups: int = 0
+
+    def __post_init__(self) -> None:
+        check_count(
+            "backups",
+            self.backups,
+            least=0,
+            rule="The number of backup workers is an integer of at least 0.",
+            remedy="Pass 0 to wait for every worker.",
+        )
+
+    def machine(self) -> PaceMachine:
+        return SynchronousMachine(self.backups)
+
+
+class SynchronousMachine(PaceMachine):
+    """The rounds of one run."""
+
+    def __init__(self, backups: int) -> None:
+        super().__init__()
+        self._backups = backups
+
+    def _why_wait(self, worker: int) -> str:
+        if worker not in self._givers:
+            return ""
+        return f"Worker {worker} has pushed. {self._why_hold()}"
+
+    def _why_drop(self, worker: int, pulled_in: int | None, staleness: int) -> str:
+        if pulled_in is None:
+            return f"Worker {worker} pushed what it did not pull for round {self._round}."
+        if pulled_in < self._round:
+            return (
+                f"Worker {worker} came late for round {pulled_in}, which closed without it; "
+                f"round {self._round} is open."
+            )
+        if worker in self._givers:
+            return f"Worker {worker} has already pushed in round {self._round}."
+        return ""
+
+    def _why_hold(self) -> str:
+        missing = self._missing()
+        if len(missing) <= self._backups:
+            return ""
+        spared = f", of which it can spare {self._backups}" if self._backups else ""
+        return f"Round {self._round} waits for {name_workers(missing)}{spared}."
+
+    def _why_apply(self) -> str:
+        missing = self._missing()
+        without = f", without {name_workers(missing)}" if missing else ""
+        return f"Round {self._round} closes with {name_workers(self._givers)}{without}."
+
+    def _missing(self) -> set[int]:
+        # Counting pushes instead would let the push of a worker that left stand in for one that
+        # is still to come.
+        return self._members.live.keys() - self._givers
