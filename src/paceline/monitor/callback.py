@@ -24,17 +24,17 @@ class StalenessReport(keras.callbacks.Callback):
     report of the whole of it. Under a strategy that measures no staleness, because its replicas run
     in lockstep, it says so once and does nothing.
 
+    Example:
+        ```python
+        model.fit(x, y, epochs=5, callbacks=[paceline.monitor.StalenessReport(log_dir="logs")])
+        ```
+
     Args:
         log_dir: folder for TensorBoard; a report of each epoch is written to it.
         print_table: whether to print a table at the end of training.
 
     Raises:
         MissingExtra: `log_dir` is given and tensorboardX, of the extra `tensorboard`, is missing.
-
-    Example:
-        ```python
-        model.fit(x, y, epochs=5, callbacks=[paceline.monitor.StalenessReport(log_dir="logs")])
-        ```
     """
 
     def __init__(

@@ -28,17 +28,17 @@ class TensorBoardWriter:
     `worker_0/steps_per_second`, `/wait_share`, `/median_compute`, `/mean_staleness`, `/dropped`.
     Histogram: `staleness`. What is written is on disk when `write` returns.
 
-    Args:
-        log_dir: the folder; it is made where it is missing.
-
-    Raises:
-        MissingExtra: tensorboardX, of the extra `tensorboard`, is not installed.
-
     Example:
         ```python
         with paceline.monitor.TensorBoardWriter("logs") as writer:
             writer.write(statistics.report(), step=0)
         ```
+
+    Args:
+        log_dir: the folder; it is made where it is missing.
+
+    Raises:
+        MissingExtra: tensorboardX, of the extra `tensorboard`, is not installed.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
