@@ -27,10 +27,11 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"pace"}),
     frozenset({"data"}),
     frozenset({"cluster"}),
+    frozenset({"monitor"}),
     frozenset({"strategies"}),
     frozenset({"coordinator"}),
     frozenset({"training"}),
-    frozenset({"checkpoint", "monitor"}),
+    frozenset({"checkpoint"}),
     # The root re-exports `testing`, and `testing` may use every namespace, so they are level.
     frozenset({"(public namespaces)", "testing"}),
     frozenset({"cli", "__main__"}),

@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class Replica(Protocol):
@@ -39,6 +39,16 @@ class Replica(Protocol):
     def loss_rule(self) -> Literal["sum", "mean"]: ...
 
 
+class Worker(Protocol):
+    """What the program layer knows of a worker of the message path (cluster.Worker)."""
+
+    @property
+    def index(self) -> int: ...
+    def execute(self, function: Any, args: Any, kwargs: Any) -> Any: ...
+    def apply(self, update: Callable[[], Any]) -> Any: ...
+    def check(self) -> None: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Frame:
     """One entry of the stack.
@@ -61,6 +71,7 @@ class _State(threading.local):
         self.frames: list[Frame] = []
         self.applying = 0
         self.met: list[Any] | None = None
+        self.worker: Worker | None = None
 
 
 _state = _State()
@@ -84,6 +95,21 @@ def component() -> int | None:
 def replica_context() -> Replica | None:
     """The replica that the code runs in, or None across replicas and in the default state."""
     return _state.frames[-1].replica if _state.frames else None
+
+
+def worker() -> Worker | None:
+    """The worker of the message path whose thread this is, or None."""
+    return _state.worker
+
+
+@contextlib.contextmanager
+def working(worker: Worker) -> Iterator[None]:
+    """Makes this thread that of `worker` for the block."""
+    outer, _state.worker = _state.worker, worker
+    try:
+        yield
+    finally:
+        _state.worker = outer
 
 
 @contextlib.contextmanager

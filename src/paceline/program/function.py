@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import types
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,7 +22,7 @@ from jax.extend import core as jex
 from paceline.errors import ContextError, TraceError
 from paceline.program import context, nest
 from paceline.program.handover import handover
-from paceline.program.scope import TraceScope, is_traced
+from paceline.program.scope import TraceScope, is_traced, is_variable
 from paceline.program.stacking import stacked
 from paceline.program.step import StepProgram, evaluate, trace_step
 from paceline.types import PerReplica
@@ -30,6 +31,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MANY_TRACES = 8
+
+
+class StepOfWorkers(Exception):
+    """Raised where a function that is traced turns out to be a step of a strategy's workers.
+
+    Args:
+        strategy: the strategy; its `run_step` takes calls of the function.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        super().__init__(strategy)
+        self.strategy = strategy
 
 
 class Function:
@@ -47,6 +60,7 @@ class Function:
         self.python_function = python_function
         self._derived: dict[Any, Function] = {}
         self._compiled: dict[Any, _Compiled] = {}
+        self._of_workers: Callable[[], Any] = lambda: None
         functools.update_wrapper(self, python_function)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -89,8 +103,12 @@ class Function:
         Raises:
             TraceError: Python code that depends on the value of a traced array.
         """
-        if _is_tracing():
+        if is_tracing():
             return self.python_function(*args, **kwargs)
+        if (worker := context.worker()) is not None:
+            return worker.execute(self, args, kwargs)
+        if (strategy := self._of_workers()) is not None:
+            return strategy.run_step(self, args, kwargs)
         replica = context.replica_context()
         if replica is not None and replica.num_replicas_in_sync > 1:
             return self._from_replica(replica, args, kwargs)
@@ -100,13 +118,17 @@ class Function:
         leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_whole)
         if any(isinstance(leaf, (PerReplica, dict)) for leaf in leaves):
             whole = nest.opened(tree.unflatten(map(_stacked, leaves)))
-            leaves, tree = jax.tree.flatten(whole, is_leaf=_is_variable)
-        key = (tree, _frame_key(), *map(_signature, leaves))
+            leaves, tree = jax.tree.flatten(whole, is_leaf=is_variable)
+        key = (tree, _frame_key(), *map(signature, leaves))
         compiled = self._compiled.get(key)
         if compiled is None:
-            compiled = self._compiled[key] = _Compiled(self.python_function, leaves, tree)
+            try:
+                compiled = self._compiled[key] = _Compiled(self.python_function, leaves, tree)
+            except StepOfWorkers as found:
+                self._of_workers = weakref.ref(found.strategy)
+                return found.strategy.run_step(self, args, kwargs)
             self._warn_of_many_traces()
-        return compiled([leaf for leaf in leaves if _is_array(leaf)])
+        return compiled([leaf for leaf in leaves if is_array(leaf)])
 
     def _from_replica(self, replica: Any, args: Any, kwargs: Any) -> Any:
         """Called by eager replicas: they meet, and the compiled step runs for all of them."""
@@ -147,8 +169,8 @@ class _Compiled:
     """One traced and compiled form of a function."""
 
     def __init__(self, python_function: Callable[..., Any], leaves: list[Any], tree: Any) -> None:
-        self._static = [leaf for leaf in leaves if not _is_array(leaf)]  # keeps ids in keys alive
-        self._program = _trace(python_function, leaves, tree)
+        self._static = [leaf for leaf in leaves if not is_array(leaf)]  # keeps ids in keys alive
+        self._program = trace_call(python_function, leaves, tree, TraceScope())
         program = self._program
         written = {id(variable) for variable in program.writes}
         self._only_read = [v for v in program.reads if id(v) not in written]
@@ -222,16 +244,29 @@ class _Compiled:
         return array if _is_on(array, self._home) else self._home.place(array)
 
 
-def _trace(python_function: Callable[..., Any], leaves: list[Any], tree: Any) -> StepProgram:
+def trace_call(
+    python_function: Callable[..., Any], leaves: list[Any], tree: Any, scope: TraceScope
+) -> StepProgram:
+    """Traces a call of `python_function` under `scope`.
+
+    Args:
+        python_function: the function.
+        leaves, tree: its arguments `(args, kwargs)`, flattened; arrays among them are traced.
+        scope: a new scope.
+
+    Raises:
+        TraceError: Python code that depends on the value of a traced array.
+    """
+
     def call(*arrays: Any) -> Any:
         remaining = iter(arrays)
-        filled = [next(remaining) if _is_array(leaf) else leaf for leaf in leaves]
+        filled = [next(remaining) if is_array(leaf) else leaf for leaf in leaves]
         args, kwargs = nest.closed(jax.tree.unflatten(tree, filled))
         return python_function(*args, **kwargs)
 
-    avals = [jax.ShapeDtypeStruct(x.shape, _dtype(x)) for x in leaves if _is_array(x)]
+    avals = [jax.ShapeDtypeStruct(x.shape, _dtype(x)) for x in leaves if is_array(x)]
     try:
-        return _without_leaks(trace_step(call, avals, TraceScope()))
+        return _without_leaks(trace_step(call, avals, scope))
     except jax.errors.TracerBoolConversionError as error:
         raise TraceError(
             _trace_text("a Python condition (if, while, and, or, assert) on", error)
@@ -286,21 +321,19 @@ def _is_on(array: Any, home: Any) -> bool:
     return array.sharding.device_set == home.device_set
 
 
-def _is_tracing() -> bool:
+def is_tracing() -> bool:
+    """Whether this code is being traced."""
     with jex.take_current_trace() as trace:
         return type(trace).__name__ != "EvalTrace"
 
 
-def _is_array(leaf: Any) -> bool:
+def is_array(leaf: Any) -> bool:
+    """Whether `leaf` is an argument that is traced."""
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
 
 
-def _is_variable(leaf: Any) -> bool:
-    return isinstance(leaf, keras.Variable)
-
-
 def _is_whole(leaf: Any) -> bool:
-    return _is_variable(leaf) or (isinstance(leaf, PerReplica) and leaf.array is None)
+    return is_variable(leaf) or (isinstance(leaf, PerReplica) and leaf.array is None)
 
 
 def _stacked(leaf: Any) -> Any:
@@ -311,8 +344,9 @@ def _dtype(array: Any) -> Any:
     return jax.dtypes.canonicalize_dtype(array.dtype)
 
 
-def _signature(leaf: Any) -> Any:
-    if _is_array(leaf):
+def signature(leaf: Any) -> Any:
+    """What of an argument a program depends on: shape and dtype, or what it is."""
+    if is_array(leaf):
         return leaf.shape, leaf.dtype
     try:
         hash(leaf)

@@ -53,6 +53,7 @@ def commit(
     value: Any,
     aggregation: VariableAggregation = VariableAggregation.SUM,
     share: float | None = None,
+    home: int | None = None,
 ) -> Any:
     """Passes `value` on its way to a variable's home, combined over the replicas.
 
@@ -61,8 +62,9 @@ def commit(
         aggregation: SUM, MEAN (weighted by `share`) or ONLY_FIRST_REPLICA.
         share: this replica's share of the step's examples. A replica with share 0 contributes
             exact zeros, so that a NaN computed from no examples stays with it.
+        home: `id` of the variable whose gradient this is, where it is one.
     """
-    return commit_p.bind(jnp.asarray(value), aggregation=aggregation, share=share)
+    return commit_p.bind(jnp.asarray(value), aggregation=aggregation, share=share, home=home)
 
 
 def balanced(replica: context.Replica, meet: Callable[[Any], Any], value: Any) -> Any:
@@ -186,7 +188,9 @@ def _all_reduce_transpose(cotangent: Any, value: Any) -> list[Any]:
     return [ad.Zero(value.aval) if _is_zero(cotangent) else all_reduce_p.bind(cotangent)]
 
 
-def _commit_transpose(cotangent: Any, value: Any, *, aggregation: Any, share: Any) -> list[Any]:
+def _commit_transpose(
+    cotangent: Any, value: Any, *, aggregation: Any, share: Any, home: Any
+) -> list[Any]:
     if _is_zero(cotangent):
         return [ad.Zero(value.aval)]
     total = all_reduce_p.bind(cotangent)

@@ -27,7 +27,7 @@ read_p = jex.Primitive("read_variable")
 
 
 @read_p.def_abstract_eval
-def _read_shape(*, shape: tuple[int, ...], dtype: Any, key: int) -> Any:
+def _read_shape(*, shape: tuple[int, ...], dtype: Any, key: Any) -> Any:
     return ShapedArray(shape, jax.dtypes.canonicalize_dtype(dtype))
 
 
@@ -41,6 +41,11 @@ def is_traced(value: Any) -> bool:
     return isinstance(value, Tracer)
 
 
+def is_variable(leaf: Any) -> bool:
+    """Whether a leaf of a nest is a variable."""
+    return isinstance(leaf, keras.Variable)
+
+
 class TraceScope(keras.StatelessScope):
     """Collects the reads and writes of one traced function, across replicas.
 
@@ -50,7 +55,7 @@ class TraceScope(keras.StatelessScope):
     def __init__(self) -> None:
         super().__init__(collect_losses=True)
         self.losses = _Losses()
-        self.reads: dict[int, tuple[Any, Any]] = {}
+        self.reads: dict[Any, tuple[Any, Any]] = {}
         self.writes: dict[int, tuple[Any, Any]] = {}
         self._trace: Any = None
 
@@ -65,14 +70,24 @@ class TraceScope(keras.StatelessScope):
             return self.writes[key][1]
         if key not in self.reads:
             self.prepare(variable)
-            with jex.set_current_trace(self._trace):
-                shape, dtype = self.input_shape(variable), variable._dtype
-                value = read_p.bind(shape=shape, dtype=dtype, key=key)
-            self.reads[key] = (variable, value)
+            self.add_input(key, variable, self.input_shape(variable), variable._dtype)
         return self.reads[key][1]
 
+    def add_input(self, key: Any, source: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Makes an input of the program that `source` will give; returns its placeholder."""
+        with jex.set_current_trace(self._trace):
+            value = read_p.bind(shape=tuple(shape), dtype=dtype, key=key)
+        self.reads[key] = (source, value)
+        return value
+
     def set_storage(self, variable: Any, value: Any) -> None:
-        """Makes `value` what the variable holds from here on.
+        """Makes `value` what the variable holds from here on."""
+        self.check_reaches(variable, value)
+        self.storage(variable)  # a written variable is also an input: its buffer is donated
+        self.writes[id(variable)] = (variable, value)
+
+    def check_reaches(self, variable: Any, value: Any) -> None:
+        """Checks that a new value exists where the step ends.
 
         Raises:
             TraceError: the write comes from inside a control-flow body or a gradient, from where
@@ -86,8 +101,6 @@ class TraceScope(keras.StatelessScope):
                 "value from that function and assign it outside, or select it with jnp.where; for "
                 "an optimizer applied every k steps use gradient_accumulation_steps=k."
             )
-        self.storage(variable)  # a written variable is also an input: its buffer is donated
-        self.writes[id(variable)] = (variable, value)
 
     def get_current_value(self, variable: Any) -> Any:
         """The value a read gives; Keras calls this."""

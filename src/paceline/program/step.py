@@ -28,6 +28,8 @@ _INLINED = {
     "custom_jvp_call", "custom_vjp_call",
 }  # fmt: skip
 
+_REMATERIALIZED = {"remat2", "checkpoint"}  # grouped for a purpose: what is computed twice
+
 _SHARDINGS = ("sharding", "out_sharding")  # parameters that may be None
 
 
@@ -155,11 +157,12 @@ def _run(equations: Sequence[Any], env: dict[Any, Any]) -> Generator[Meeting, An
         elif is_manual and _names_mesh(equation):
             results = carry_over(equation, operands, _finish)
         else:
-            results = _bind(equation, operands, equation.params)
+            results = bind(equation, operands, equation.params)
         env.update(zip(equation.outvars, results, strict=True))
 
 
-def _bind(equation: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
+def bind(equation: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
+    """Binds an equation's primitive to new operands and returns the results as a sequence."""
     primitive = equation.primitive
     if jax.sharding.get_abstract_mesh().manual_axes:
         # A gradient is given the sharding of the array it belongs to, also of one that the function
@@ -211,7 +214,7 @@ def carry_over(equation: Any, operands: Sequence[Any], drive: Callable[..., Any]
             params[name] = resolved(value)
         elif isinstance(value, tuple) and value and isinstance(value[0], jex.ClosedJaxpr):
             params[name] = tuple(resolved(inner) for inner in value)
-    return _bind(equation, operands, params)
+    return bind(equation, operands, params)
 
 
 def _finish(run: Generator[Meeting, Any, Any]) -> None:
@@ -231,6 +234,13 @@ def _names_mesh(equation: Any) -> bool:
         for var in (*inner.jaxpr.invars, *inner.jaxpr.outvars)
         if hasattr(var.aval, "sharding")
     )
+
+
+def inlined_program(equation: Any) -> Any:
+    """The program of an equation that only groups others, as `jit` does, or None."""
+    if equation.primitive.name not in _INLINED or equation.primitive.name in _REMATERIALIZED:
+        return None
+    return next(iter(_inner_programs(equation)), None)
 
 
 def _inner_programs(equation: Any) -> list[Any]:

@@ -38,6 +38,7 @@ class Strategy:
     """
 
     mirrors_variables = False
+    uses_messages = False
     backpressure: Backpressure | None = None
     # The training layer is above this one; the package root, which knows both, sets this.
     _follow: Callable[[Any, Strategy], Any]
@@ -295,6 +296,9 @@ class Strategy:
         return self._follow(target, self)
 
     # What variables need of their home ----------------------------------------------------------
+
+    def settle(self) -> None:
+        """Waits for what must come before a read or write across replicas; here nothing."""
 
     @property
     def device_set(self) -> set[Any]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from paceline.cluster import devices as device_names
 from paceline.errors import InvalidType
 from paceline.program import meeting, stacking
 from paceline.program.backpressure import Backpressure
 from paceline.program.scope import is_traced
-from paceline.strategies import devices as device_names
 from paceline.strategies.base import Strategy
 from paceline.strategies.running import is_per_replica
 

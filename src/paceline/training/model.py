@@ -21,6 +21,7 @@ from paceline.strategies.default import default_strategy, get_strategy
 from paceline.training import following, replica_step
 from paceline.training.announcing import announce
 from paceline.training.feeding import feed, is_arrays
+from paceline.training.message_runner import MessageRunner
 from paceline.training.runner import Runner
 from paceline.training.twins import Mixin, become_twin
 
@@ -135,7 +136,9 @@ class TrainsOnReplicas(Mixin):
         keys = self.__dict__.setdefault("_paceline_keys", {})
         is_made = isinstance(getattr(self, name), Runner)
         if force or not is_made or keys.get(kind) != key:
-            setattr(self, name, Runner(self, kind, strategy))
+            is_by_messages = strategy.uses_messages and kind != "predict"
+            make = MessageRunner if is_by_messages else Runner
+            setattr(self, name, make(self, kind, strategy))
             keys[kind] = key
         return getattr(self, name)
 
@@ -156,9 +159,12 @@ class TrainsOnReplicas(Mixin):
         return (None,) * len(names)
 
     def jax_state_sync(self) -> None:
-        """Nothing to do where the state lives in the variables."""
-        if self._managing_strategy() is None:
+        """Where the state lives in the variables, only what is under way is waited for."""
+        strategy = self._managing_strategy()
+        if strategy is None:
             super().jax_state_sync()
+        elif strategy.uses_messages:
+            strategy.driver.join()
 
     def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super()._compute_loss(*args, **kwargs)

@@ -18,13 +18,17 @@ import jax.numpy as jnp
 import keras
 
 from paceline.program import context, meeting
+from paceline.program.function import is_tracing
 from paceline.program.keras_state import outside_of_scopes
+from paceline.program.split_scope import active_split, committed
 from paceline.training.twins import Mixin, become_twin, twin
 from paceline.variables import rules
 from paceline.variables.adoption import adopt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from paceline.program.split_scope import SplitScope
 
 _applied: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar(
     "paceline_applied", default=None
@@ -43,8 +47,13 @@ class FollowsStrategy(Mixin):
         grads, variables = self._paired(grads, trainable_variables)
         self._make_variables(variables)
         grads = combined(grads, variables)
-        with context.applying():
-            return super().apply(grads, trainable_variables)
+        worker = context.worker()
+
+        def update() -> Any:
+            with context.applying():
+                return super(FollowsStrategy, self).apply(grads, trainable_variables)
+
+        return update() if worker is None or is_tracing() else worker.apply(update)
 
     def stateless_apply(
         self, optimizer_variables: Any, grads: Any, trainable_variables: Any
@@ -52,6 +61,13 @@ class FollowsStrategy(Mixin):
         """Returns new values of the variables (keras.Optimizer.stateless_apply)."""
         is_outermost = not context.is_applying()
         grads = combined(list(grads), self._trainable_variables)
+        if (scope := active_split()) is not None:
+            # Keras's fit passes what the worker read; the update is of the current values.
+            with context.applying():
+                optimizer_variables = _current(scope, self.variables, optimizer_variables)
+                trainable_variables = _current(
+                    scope, self._trainable_variables, trainable_variables
+                )
         with context.applying():
             updated = super().stateless_apply(optimizer_variables, grads, trainable_variables)
         if is_outermost and (results := _applied.get()) is not None:
@@ -130,12 +146,20 @@ def adopt_optimizer(optimizer: Any) -> None:
 def combined(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """The gradients of the global batch; None stays None."""
     replica = context.replica_context()
-    if replica is None or replica.num_replicas_in_sync == 1 or context.is_applying():
+    if context.is_applying():
         return list(grads)
+    if replica is None or replica.num_replicas_in_sync == 1:
+        is_split = active_split() is not None
+        return committed(list(grads), list(variables)) if is_split else list(grads)
     return [
         grad if grad is None else _combine(grad, variable, replica)
         for grad, variable in zip(grads, variables, strict=True)
     ]
+
+
+def _current(scope: SplitScope, variables: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """The current values of `variables`, where `values` are the ones that a worker read."""
+    return [scope.current(v, value) for v, value in zip(variables, values, strict=True)]
 
 
 def _combine(grad: Any, variable: Any, replica: Any) -> Any:

@@ -51,8 +51,13 @@ def fold_seed(component: Any, replica: Any) -> Any:
 
     The first replica reads the state itself, so one replica draws what a single device draws.
     """
-    shift = jnp.asarray(replica.replica_id_in_sync_group).astype(component.dtype)
-    return component.at[0].add(shift * _SEED_STRIDE.astype(component.dtype))
+    return shifted_seed(component, replica.replica_id_in_sync_group)
+
+
+def shifted_seed(state: Any, index: Any) -> Any:
+    """The seed state of stream `index`; index 0 is the state itself, -index leads back."""
+    shift = jnp.asarray(index).astype(state.dtype)
+    return state.at[0].add(shift * _SEED_STRIDE.astype(state.dtype))
 
 
 def _aggregated(variable: Any, operation: str, value: Any, replica: Any) -> Any:

@@ -360,6 +360,10 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
 
     def _check_strategy(self, what: str) -> None:
         frame, owner = context.current(), self.placement.home
+        if owner is not None:
+            owner.settle()
+        if (worker := context.worker()) is not None:
+            worker.check()
         if frame is None or owner is None or frame.strategy is owner:
             return
         raise ContextError(

@@ -1,0 +1,102 @@
+"""What every cluster offers: a configuration, and a driver that runs work on workers."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.cluster.session import Session
+    from paceline.cluster.work import Work
+    from paceline.pace import Pace
+
+
+class Cluster(abc.ABC):
+    """What the workers run on. Holds settings only; its driver holds the run.
+
+    Attributes:
+        workers: number of workers.
+        servers: number of servers that variables are divided over.
+    """
+
+    workers: int
+    servers: int
+
+    @abc.abstractmethod
+    def open(self, session: Session) -> ClusterDriver:
+        """Returns a driver for one strategy; workers start with the first work."""
+
+    @abc.abstractmethod
+    def server_device(self) -> Any:
+        """The device that holds the variables."""
+
+
+class ClusterDriver(abc.ABC):
+    """Runs work on workers. Everything here is called from threads that are no workers."""
+
+    @abc.abstractmethod
+    def submit(
+        self,
+        call: Callable[[Any], Any],
+        name: str,
+        *,
+        examples: int = 0,
+        worker: int | None = None,
+        is_repeatable: bool = True,
+        is_one_push: bool = False,
+        on_end: Callable[[Work], None] | None = None,
+    ) -> Work:
+        """Queues a call and returns at once; waits only while the queue is full.
+
+        Args:
+            call: called with the worker, on its thread.
+            name: for messages.
+            examples: how many examples it stands for.
+            worker: the one worker that may make it; None: any.
+            is_repeatable: whether it may be made again after a worker was lost or a push dropped.
+            is_one_push: whether making one push is all its effect (see `Work`).
+            on_end: called once when it has ended.
+
+        Raises:
+            Exception: the first error of earlier work, once.
+            WaitTimeout: the queue stayed full.
+        """
+
+    @abc.abstractmethod
+    def wait(self, work: Work) -> Any:
+        """Waits until `work` has ended and returns its result, or raises its error.
+
+        Raises:
+            WaitTimeout: nothing has happened anywhere for the driver's deadline.
+        """
+
+    @abc.abstractmethod
+    def join(self) -> None:
+        """Waits until all work has ended and every push is applied.
+
+        Raises:
+            Exception: the first error of the work, once.
+            WaitTimeout: nothing has happened anywhere for the driver's deadline.
+        """
+
+    @abc.abstractmethod
+    def is_done(self) -> bool:
+        """Whether all work has ended.
+
+        Raises:
+            Exception: the first error of the work, once.
+        """
+
+    @abc.abstractmethod
+    def lose(self, worker: int, reason: str = "was lost") -> None:
+        """Takes a worker away as if its machine had failed; another one takes its place."""
+
+    @abc.abstractmethod
+    def set_pace(self, pace: Pace) -> None:
+        """Changes how far workers may drift apart; what was held is applied first."""
+
+    @abc.abstractmethod
+    def stop(self) -> None:
+        """Cancels all work and ends the workers."""

@@ -1,0 +1,201 @@
+"""Store and pace as one machine: who may pull, and what becomes of a push.
+
+Pure: the driver tells it what happened and when, and carries out what it answers. It keeps no
+time of its own; the seconds it notes are those that the driver passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any, Literal
+
+from paceline.cluster.records import PushRecord
+from paceline.pace import Apply, Drop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from paceline.pace import Decision, Pace, Permission
+    from paceline.store.store import Push, Snapshot, Store, Update
+
+    Combine = Callable[[Sequence[tuple[Push, int]]], Update]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a push.
+
+    Attributes:
+        kind: "held" pushes wait for their group and count; "dropped" ones do not count.
+        reason: why.
+    """
+
+    kind: Literal["applied", "held", "dropped", "duplicate"]
+    reason: str
+
+
+@dataclasses.dataclass(slots=True)
+class _Member:
+    asked_at: float = 0.0
+    pulled_at: float = 0.0
+
+
+class _Effect:
+    """An update that happens by being called."""
+
+    reads = writes = ()
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self.result: Any = None
+
+    def __call__(self, current: Sequence[Any], staleness: int) -> tuple[()]:
+        self.result = self._call()
+        return ()
+
+
+class Exchange:
+    """The one place through which workers reach the store.
+
+    Args:
+        store: the store.
+        pace: how far workers may drift apart.
+        combine: makes one update of a group of pushes, given with their staleness.
+        record: is told of every push that ended.
+    """
+
+    def __init__(
+        self, store: Store, pace: Pace, combine: Combine, record: Callable[[PushRecord], None]
+    ) -> None:
+        self.store = store
+        self._pace = pace.machine()
+        self._combine = combine
+        self._record = record
+        self._members: dict[int, _Member] = {}
+        self._held: dict[int, tuple[Push, float, float]] = {}
+        self._tickets = itertools.count()
+
+    def join(self, worker: int) -> None:
+        """Makes `worker` a live member."""
+        self._members[worker] = _Member()
+        self._pace.join(worker)
+
+    def leave(self, worker: int, now: float) -> None:
+        """Takes a lost worker out; what it pushed before counts."""
+        if self._members.pop(worker, None) is not None:
+            self._carry_out(self._pace.leave(worker), now)
+
+    def finish(self, worker: int, now: float) -> None:
+        """Notes that `worker` has no work for now: nobody waits for it until it joins again."""
+        if self._members.pop(worker, None) is not None:
+            self._carry_out(self._pace.finish(worker), now)
+
+    def is_member(self, worker: int) -> bool:
+        """Whether others may have to wait for `worker`."""
+        return worker in self._members
+
+    def ask(self, worker: int, now: float) -> None:
+        """Notes that `worker` wants to pull from `now` on."""
+        self._members[worker].asked_at = now
+
+    def may_pull(self, worker: int) -> Permission:
+        """Whether `worker` may pull now; if not it is asked for again after the next event."""
+        return self._pace.may_start(worker)
+
+    def pull(self, worker: int, keys: Sequence[Hashable], now: float) -> Snapshot:
+        """Gives `worker`, which may pull, a snapshot."""
+        self._members[worker].pulled_at = now
+        snapshot = self.store.pull(keys)
+        self._pace.started(worker, snapshot.version)
+        return snapshot
+
+    def push(self, push: Push, now: float) -> Outcome:
+        """Takes a push: applies it, holds it for its group, or drops it."""
+        reason = self.store.refusal(push)
+        member = self._members.get(push.worker)
+        if reason is not None or member is None:
+            text = reason or f"worker:{push.worker} is no member"
+            self._note(push, 0.0, 0.0, "duplicate", self.store.version, now, text)
+            return Outcome("duplicate", text)
+        ticket = next(self._tickets)
+        wait, compute = member.pulled_at - member.asked_at, now - member.pulled_at
+        self._held[ticket] = (push, wait, compute)
+        decisions = self._pace.push(push.worker, ticket, push.read_version, self.store.version)
+        self._carry_out(decisions, now)
+        for decision in decisions:
+            if isinstance(decision, Apply):
+                if ticket in decision.tickets:
+                    return Outcome("applied", decision.reason)
+            elif decision.ticket == ticket:
+                kind = "dropped" if isinstance(decision, Drop) else "held"
+                return Outcome(kind, decision.reason)
+        raise ValueError(f"the pace {self._pace!r} said nothing about a push")
+
+    def write(self, push: Push, now: float) -> Outcome:
+        """Takes a push without gradients, such as a metric's: it keeps no pace."""
+        reason = self.store.refusal(push)
+        if reason is not None:
+            self._note(push, 0.0, 0.0, "duplicate", self.store.version, now, reason)
+            return Outcome("duplicate", reason)
+        self.store.apply(push.update, push.read_version)
+        return Outcome("applied", "A write without gradients is applied at once.")
+
+    def run(self, worker: int, read_version: int, update: Callable[[], Any], now: float) -> Any:
+        """Carries out an update that reads and writes the variables itself; returns its result."""
+        effect = _Effect(update)
+        version = self.store.version
+        self.store.apply(effect, read_version)
+        staleness = version - read_version
+        self._record(PushRecord(worker, "applied", read_version, version, staleness, 0.0, 0.0, now))
+        return effect.result
+
+    def set_pace(self, pace: Pace, now: float) -> None:
+        """Changes the pace: what was held is applied, and all clocks start anew."""
+        self._carry_out(self._pace.close(), now)
+        self._pace = pace.machine()
+        for worker in self._members:
+            self._pace.join(worker)
+
+    def flush(self, now: float) -> None:
+        """Applies what is held: there is no more to come."""
+        self._carry_out(self._pace.close(), now)
+
+    def _carry_out(self, decisions: Sequence[Decision], now: float) -> None:
+        for decision in decisions:
+            if isinstance(decision, Apply):
+                self._apply([self._held.pop(t) for t in decision.tickets], now)
+            elif isinstance(decision, Drop):
+                held = self._held.pop(decision.ticket)
+                self._note(*held, "dropped", self.store.version, now, decision.reason)
+
+    def _apply(self, group: Sequence[tuple[Push, float, float]], now: float) -> None:
+        version = self.store.version
+        first = group[0][0]
+        if len(group) == 1:
+            self.store.apply(first.update, first.read_version)
+        else:
+            stale = [(push, version - push.read_version) for push, _, _ in group]
+            self.store.apply(self._combine(stale), first.read_version)
+        for push, wait, compute in group:
+            self._note(push, wait, compute, "applied", version, now, "")
+
+    def _note(
+        self, push: Push, wait: float, compute: float, outcome: str, version: int, now: float,
+        reason: str,
+    ) -> None:  # fmt: skip
+        staleness = version - push.read_version
+        self._record(
+            PushRecord(
+                push.worker,
+                outcome,
+                push.read_version,
+                version,
+                staleness,
+                wait,
+                compute,
+                now,
+                push.examples,
+                reason,
+            )
+        )

@@ -1,0 +1,403 @@
+"""`Local`: workers are threads of this process; the default, with nothing to start."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from paceline.cluster.base import Cluster, ClusterDriver
+from paceline.cluster.devices import resolve
+from paceline.cluster.instructions import Cancelled, Dropped, Failed, Interrupt, Requeued
+from paceline.cluster.work import Work
+from paceline.cluster.worker import Worker
+from paceline.errors import Cancelled as CancelledError
+from paceline.errors import InvalidArgument, WaitTimeout, WorkerLost
+from paceline.program import context
+from paceline.program.handover import handover
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline.cluster.exchange import Outcome
+    from paceline.cluster.session import Session
+    from paceline.pace import Pace
+    from paceline.store.store import Push, Snapshot
+
+
+class Local(Cluster):
+    """Workers as threads of this process, each on its own device where there are several.
+
+    Args:
+        workers: number of workers.
+        servers: number of servers that variables are divided over. In one process they share its
+            memory; their number decides placement and reports.
+        devices: names such as "cpu:0" or `jax.Device`s, one per worker, used in turn if fewer.
+            Default: all devices of the process. The first one holds the variables.
+        deadline: seconds that a wait lasts in which no worker makes any progress, before it raises.
+        grace: seconds that a worker has to react when its work is called off. One that does not is
+            replaced, and what it still does is ignored.
+
+    Raises:
+        InvalidArgument: less than one worker or server; no positive deadline; an unknown device.
+
+    Semantics:
+        tf.distribute's in-process cluster of tests, as a cluster to train on. A Python thread
+        cannot be ended from outside: work that was called off ends where it next touches a
+        variable or runs a step.
+    """
+
+    def __init__(
+        self,
+        workers: int = 2,
+        servers: int = 1,
+        *,
+        devices: Sequence[Any] | None = None,
+        deadline: float = 600.0,
+        grace: float = 5.0,
+    ) -> None:
+        for name, value in (("workers", workers), ("servers", servers)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidArgument(
+                    f"A cluster has one or more {name}. Received: {name}={value!r}."
+                )
+        for name, value in (("deadline", deadline), ("grace", grace)):
+            if not value > 0:
+                raise InvalidArgument(
+                    f"`{name}` is a positive number of seconds. Received: {name}={value!r}."
+                )
+        self.workers = workers
+        self.servers = servers
+        self.deadline = deadline
+        self.grace = grace
+        self._devices = None if devices is None else resolve(devices)
+        self._server_device = None
+
+    @classmethod
+    def of_devices(cls, compute: Sequence[Any] | None, parameter: Any) -> Local:
+        """Returns a cluster with a worker on each compute device.
+
+        Args:
+            compute: the workers' devices; None: all devices of the process, at least two workers.
+            parameter: the device that holds the variables; None: the first of all.
+        """
+        found = None if compute is None else resolve(compute)
+        workers = max(2, len(jax.local_devices())) if found is None else len(found)
+        cluster = cls(workers)
+        cluster._devices = found
+        cluster._server_device = None if parameter is None else resolve([parameter])[0]
+        return cluster
+
+    @property
+    def devices(self) -> tuple[Any, ...]:
+        """The device of each worker."""
+        given = self._devices or tuple(jax.local_devices())
+        return tuple(given[i % len(given)] for i in range(self.workers))
+
+    def server_device(self) -> Any:
+        """The device that holds the variables."""
+        return self._server_device or (self._devices or tuple(jax.local_devices()))[0]
+
+    def open(self, session: Session) -> LocalDriver:
+        """Returns a driver; its threads start with the first work."""
+        return LocalDriver(self, session)
+
+    def __repr__(self) -> str:
+        return f"Local(workers={self.workers}, servers={self.servers})"
+
+
+class LocalDriver(ClusterDriver):
+    """Feeds the machines of one strategy from threads.
+
+    One lock guards the machines and what variables hold; a worker computes outside of it. `_queued`
+    is notified when there may be work, `_changed` when anything else may have changed.
+
+    Args:
+        cluster: the configuration.
+        session: the machines.
+    """
+
+    def __init__(self, cluster: Local, session: Session) -> None:
+        self._cluster = cluster
+        self.session = session
+        self._queued = threading.Condition(handover)
+        self._changed = threading.Condition(handover)
+        self._workers: dict[int, Worker] = {}
+        self._interrupted: dict[int, Work] = {}
+        self._is_closing = False
+        self._is_stopped = False
+        self._progress = time.monotonic()
+        self._called_off_at = 0.0
+        self.on_replaced: list[Callable[[int], None]] = []
+
+    # For the coordinator ----------------------------------------------------------------------
+
+    def submit(
+        self,
+        call: Callable[[Any], Any],
+        name: str,
+        *,
+        examples: int = 0,
+        worker: int | None = None,
+        is_repeatable: bool = True,
+        is_one_push: bool = False,
+        on_end: Callable[[Work], None] | None = None,
+    ) -> Work:
+        work = Work(call, name, is_one_push=is_one_push, on_end=on_end)
+        dispatch = self.session.dispatch
+        with handover:
+            self._raise_error(is_waiting=True)
+            if dispatch.is_full:
+                self._wait_until(lambda: not dispatch.is_full, "room in the queue")
+                self._raise_error(is_waiting=True)
+            self._open()
+            dispatch.submit(work, examples=examples, worker=worker, is_repeatable=is_repeatable)
+            self._queued.notify() if worker is None else self._queued.notify_all()
+        return work
+
+    def wait(self, work: Work) -> Any:
+        with handover:
+            if not work.has_ended:
+                self._close()
+                self._wait_until(lambda: work.has_ended, repr(work))
+        if work.error is not None:
+            raise work.error
+        return work.result
+
+    def join(self) -> None:
+        with handover:
+            self._close()
+            dispatch = self.session.dispatch
+            self._wait_until(lambda: dispatch.is_idle, "all scheduled work")
+            self.session.exchange.flush(time.monotonic())
+            self._raise_error(is_waiting=False)
+
+    def is_done(self) -> bool:
+        with handover:
+            self._close()
+            self._raise_error(is_waiting=True)
+            return self.session.dispatch.is_idle
+
+    def lose(self, worker: int, reason: str = "was lost") -> None:
+        with handover:
+            lost = self._workers.get(worker)
+            if lost is not None:
+                self._replace(lost, self.session.dispatch.lost(worker, lost.incarnation, reason))
+
+    def set_pace(self, pace: Pace) -> None:
+        with handover:
+            self.session.exchange.set_pace(pace, time.monotonic())
+            self._note_progress(time.monotonic())
+
+    def stop(self) -> None:
+        with handover:
+            self._carry_out(self.session.dispatch.cancel("The strategy was stopped."))
+            self._is_stopped = True
+            self._queued.notify_all()
+            self._changed.notify_all()
+
+    # For workers ------------------------------------------------------------------------------
+
+    def pull(self, worker: Worker, keys: Sequence[Any], keeps_pace: bool) -> Snapshot:
+        """A snapshot for `worker`, when its pace allows one."""
+        with handover:
+            self.check(worker)
+            exchange, now = self.session.exchange, time.monotonic()
+            if not keeps_pace:
+                return exchange.store.pull(keys)
+            exchange.ask(worker.index, now)
+            if not (permission := exchange.may_pull(worker.index)).is_granted:
+                self._wait_until(
+                    lambda: self._may_go_on(worker) or exchange.may_pull(worker.index).is_granted,
+                    f"worker:{worker.index} to be allowed to start: {permission.reason}",
+                )
+                self.check(worker)
+                now = time.monotonic()
+            return exchange.pull(worker.index, keys, now)
+
+    def push(self, worker: Worker, push: Push, keeps_pace: bool) -> Outcome:
+        """Hands over what `worker` has computed."""
+        with handover:
+            self.check(worker)
+            exchange, now = self.session.exchange, time.monotonic()
+            work = worker.work
+            if work is not None and work.is_one_push:
+                self.session.dispatch.pushed(worker.index, worker.incarnation, work)
+            outcome = exchange.push(push, now) if keeps_pace else exchange.write(push, now)
+            self._note_progress(now)
+            return outcome
+
+    def apply(self, worker: Worker, update: Callable[[], Any]) -> Any:
+        """Carries out an update of code that is not compiled, as one unit."""
+        with handover:
+            self.check(worker)
+            now = time.monotonic()
+            result = self.session.exchange.run(worker.index, worker.read_version, update, now)
+            self._note_progress(now)
+            return result
+
+    def check(self, worker: Worker) -> None:
+        """Raises if what `worker` runs was called off, or it was replaced."""
+        if worker.work is not None and self._may_go_on(worker):
+            raise CancelledError(
+                f"What worker:{worker.index} runs was called off. Received: {worker.work!r}, which "
+                "touches a variable after that. Let the error pass."
+            )
+
+    # The threads ------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Work has come: everybody takes part."""
+        self._is_closing = False
+        exchange = self.session.exchange
+        for index in range(self._cluster.workers):
+            if index not in self._workers:
+                self._start(index)
+            if not exchange.is_member(index):
+                exchange.join(index)
+
+    def _close(self) -> None:
+        """No more work comes for now: nobody need wait for workers without any."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._queued.notify_all()
+
+    def _start(self, index: int) -> None:
+        incarnation = self.session.dispatch.ledger.incarnation(index)
+        worker = Worker(self, index, incarnation, self._cluster.devices[index])
+        self._workers[index] = worker
+        name = f"paceline worker:{index}"
+        threading.Thread(target=self._serve, args=(worker,), name=name, daemon=True).start()
+
+    def _serve(self, worker: Worker) -> None:
+        with context.working(worker), jax.default_device(worker.device):
+            while (work := self._take(worker)) is not None:
+                self._run(worker, work)
+                del work  # what it holds must not live until the next one comes
+
+    def _take(self, worker: Worker) -> Work | None:
+        dispatch, exchange = self.session.dispatch, self.session.exchange
+        with handover:
+            while not self._is_stopped and self._workers.get(worker.index) is worker:
+                now = time.monotonic()
+                work = dispatch.take(worker.index, worker.incarnation, now)
+                if work is not None:
+                    worker.begin(work, exchange.store.version)
+                    return work
+                if self._is_closing and exchange.is_member(worker.index):
+                    exchange.finish(worker.index, now)
+                    self._changed.notify_all()
+                self._queued.wait()
+            return None
+
+    def _run(self, worker: Worker, work: Work) -> None:
+        dispatch = self.session.dispatch
+        result, error = None, None
+        try:
+            result = work.run(worker)
+        except BaseException as raised:
+            error = raised
+        with handover:
+            index, incarnation = worker.index, worker.incarnation
+            is_replaced = self._workers.get(index) is not worker
+            if isinstance(error, WorkerLost) and not is_replaced:
+                self._replace(worker, dispatch.lost(index, incarnation, str(error)))
+            elif error is not None:
+                self._carry_out(dispatch.failed(index, incarnation, work, error))
+            elif worker.dropped:
+                work.result = result
+                self._carry_out(dispatch.dropped(index, incarnation, work, worker.dropped))
+            elif dispatch.finished(index, incarnation, work):
+                work.finish(result)
+            if self._interrupted.get(index) is work:
+                del self._interrupted[index]
+            worker.end()
+            self._note_progress(time.monotonic())
+
+    def _replace(self, worker: Worker, instructions: Sequence[Any]) -> None:
+        """Puts a new incarnation in the place of a worker."""
+        index, work = worker.index, worker.work
+        self._interrupted.pop(index, None)
+        exchange, now = self.session.exchange, time.monotonic()
+        dispatch = self.session.dispatch
+        if work is not None and work.is_one_push and not work.has_ended:
+            is_pushed = dispatch.finished(index, worker.incarnation, work)
+            if is_pushed:  # only the result is lost
+                work.finish(None)
+        exchange.leave(index, now)
+        self._carry_out(instructions)
+        self._start(index)
+        exchange.join(index)
+        for callback in self.on_replaced:
+            callback(index)
+        self._note_progress(now)
+
+    def _may_go_on(self, worker: Worker) -> bool:
+        is_replaced = self._workers.get(worker.index) is not worker
+        return is_replaced or self._interrupted.get(worker.index) is worker.work
+
+    # Waiting ----------------------------------------------------------------------------------
+
+    def _note_progress(self, now: float) -> None:
+        self._progress = now
+        self._changed.notify_all()
+
+    def _carry_out(self, instructions: Sequence[Any]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Cancelled):
+                instruction.item.cancel(instruction.reason)
+            elif isinstance(instruction, Interrupt):
+                self._interrupted[instruction.worker] = instruction.item
+                self._called_off_at = time.monotonic()
+            elif isinstance(instruction, Failed):
+                instruction.item.fail(instruction.error)
+            elif isinstance(instruction, Dropped):
+                instruction.item.finish(instruction.item.result)
+            elif isinstance(instruction, Requeued):
+                self._queued.notify_all()
+        if instructions:
+            self._changed.notify_all()
+
+    def _raise_error(self, *, is_waiting: bool) -> None:
+        """Raises the first error of earlier work, once, when nothing of it runs any more."""
+        dispatch = self.session.dispatch
+        if not dispatch.is_cancelling:
+            return
+        if is_waiting:
+            self._wait_until(lambda: dispatch.is_idle, "the work that was called off")
+        error = dispatch.take_error()
+        if error is not None:
+            raise error
+
+    def _wait_until(self, is_met: Callable[[], bool], what: str) -> None:
+        """Waits for a condition, as long as anything moves.
+
+        Raises:
+            WaitTimeout: nothing has moved for the deadline.
+        """
+        self._progress = started = time.monotonic()
+        while not is_met():
+            now = time.monotonic()
+            self._carry_out(self.session.dispatch.expire(now))
+            patience = self._cluster.deadline - (now - self._progress)
+            if self._interrupted:
+                grace = self._cluster.grace - (now - self._called_off_at)
+                if grace <= 0:
+                    self._give_up_on_interrupted()
+                    continue
+                patience = min(patience, grace)
+            elif patience <= 0:
+                raise WaitTimeout(
+                    f"Nothing has happened for {self._cluster.deadline:g} s. Received: a wait of "
+                    f"{now - started:.1f} s for {what}; {self.session.dispatch.explain(now)}. If a "
+                    "step may take that long, make the cluster with a longer deadline."
+                )
+            self._changed.wait(max(patience, 0.001))
+
+    def _give_up_on_interrupted(self) -> None:
+        """Replaces the workers that did not react when their work was called off."""
+        for index in list(self._interrupted):
+            worker = self._workers[index]
+            self._replace(worker, self.session.dispatch.abandon(index, worker.incarnation))

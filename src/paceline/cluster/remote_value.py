@@ -1,0 +1,115 @@
+"""The result of work that may not have ended yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.cluster.base import ClusterDriver
+    from paceline.cluster.work import Work
+
+
+class RemoteValue:
+    """What scheduled work will return (tf.distribute.experimental.coordinator.RemoteValue).
+
+    Where an array is expected (arithmetic, `float`, NumPy, JAX, `strategy.reduce`) it waits and
+    stands for its value. It need not be held: dropped, the work is done all the same.
+
+    Args:
+        driver: who runs the work.
+        work: the work.
+    """
+
+    __array_priority__ = 100
+
+    def __init__(self, driver: ClusterDriver, work: Work) -> None:
+        self._driver = driver
+        self._work = work
+
+    def get(self) -> Any:
+        """Waits and returns the result, with JAX arrays (tf's `get`).
+
+        Raises:
+            Cancelled: the work was called off.
+            WaitTimeout: nothing has happened anywhere for the cluster's deadline.
+            Exception: the work's own error.
+        """
+        return self._driver.wait(self._work)
+
+    def fetch(self) -> Any:
+        """Waits and returns the result with NumPy leaves (tf's `fetch`); raises like `get`."""
+        return jax.tree.map(_on_host, self.get())
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `get` would return or raise at once."""
+        return self._work.has_ended
+
+    def __jax_array__(self) -> Any:
+        return jax.numpy.asarray(self.get())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.get(), dtype=dtype)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.get()[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.get())
+
+    def __len__(self) -> int:
+        return len(self.get())
+
+    def __float__(self) -> float:
+        return float(self.get())
+
+    def __int__(self) -> int:
+        return int(self.get())
+
+    def __bool__(self) -> bool:
+        return bool(self.get())
+
+    def __add__(self, other: Any) -> Any:
+        return self.get() + other
+
+    def __radd__(self, other: Any) -> Any:
+        return other + self.get()
+
+    def __sub__(self, other: Any) -> Any:
+        return self.get() - other
+
+    def __rsub__(self, other: Any) -> Any:
+        return other - self.get()
+
+    def __mul__(self, other: Any) -> Any:
+        return self.get() * other
+
+    def __rmul__(self, other: Any) -> Any:
+        return other * self.get()
+
+    def __truediv__(self, other: Any) -> Any:
+        return self.get() / other
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return other / self.get()
+
+    def __repr__(self) -> str:
+        return f"<paceline RemoteValue of {self._work.name}, {self._work.state}>"
+
+
+def resolved(nest: Any) -> Any:
+    """The nest with every remote value in it waited for."""
+    return jax.tree.map(
+        lambda leaf: leaf.get() if isinstance(leaf, RemoteValue) else leaf,
+        nest,
+        is_leaf=lambda leaf: isinstance(leaf, RemoteValue),
+    )
+
+
+def _on_host(leaf: Any) -> Any:
+    return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf

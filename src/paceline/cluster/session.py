@@ -1,0 +1,57 @@
+"""What a strategy's workers work on: store, pace and queue, and what they remember."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.cluster.dispatch import Dispatch
+from paceline.cluster.exchange import Exchange
+from paceline.cluster.steps import Steps
+from paceline.store.step_update import GroupUpdate, RuleStates
+from paceline.store.store import Store
+from paceline.variables.shelf import Shelf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline.cluster.records import PushRecord
+    from paceline.cluster.work import Work
+    from paceline.pace import Pace
+    from paceline.store.rules import UpdateRule
+    from paceline.store.step_update import Merge
+    from paceline.store.store import Push
+
+
+class Session:
+    """The machines of one strategy, without a driver.
+
+    Args:
+        pace: how far workers may drift apart.
+        rule: how stale pushes are applied.
+        merge: how the gradients of a group are combined.
+        record: is told of every push that ended.
+        device: where the store's arrays are.
+        capacity: how much work may be queued.
+        lease_deadline: seconds after which work is taken back from a worker; None: never.
+    """
+
+    def __init__(
+        self,
+        pace: Pace,
+        rule: UpdateRule,
+        record: Callable[[PushRecord], None],
+        *,
+        device: Any,
+        merge: Merge = "mean",
+        capacity: int = 256 * 1024,
+        lease_deadline: float | None = None,
+    ) -> None:
+        def combine(group: Sequence[tuple[Push, int]]) -> GroupUpdate:
+            return GroupUpdate(group, merge)
+
+        self.device = device
+        self.states = RuleStates(rule)
+        self.steps = Steps(rule)
+        store = Store(Shelf())  # pyright: ignore[reportArgumentType]
+        self.exchange = Exchange(store, pace, combine, record)
+        self.dispatch: Dispatch[Work] = Dispatch(capacity=capacity, deadline_s=lease_deadline)

@@ -1,0 +1,122 @@
+"""A worker: the message loop around one run of a step.
+
+pull (snapshot, version) -> worker half -> push (residuals, read version, lease) -> acknowledged
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+
+from paceline.program import nest
+from paceline.program.function import is_array
+from paceline.program.scope import is_variable
+from paceline.store.step_update import StepUpdate
+from paceline.store.store import Push
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline.cluster.exchange import Outcome
+    from paceline.cluster.session import Session
+    from paceline.cluster.work import Work
+    from paceline.store.store import Snapshot
+
+
+class Driver(Protocol):
+    """What a worker asks of the cluster that it runs on."""
+
+    @property
+    def session(self) -> Session: ...
+    def pull(self, worker: Worker, keys: Sequence[Any], keeps_pace: bool) -> Snapshot: ...
+    def push(self, worker: Worker, push: Push, keeps_pace: bool) -> Outcome: ...
+    def apply(self, worker: Worker, update: Callable[[], Any]) -> Any: ...
+    def check(self, worker: Worker) -> None: ...
+
+
+class Worker:
+    """One executor of the message path. Made by a cluster; reached as `context.worker()`.
+
+    Args:
+        driver: the cluster's driver.
+        index: its number.
+        incarnation: how often it was replaced.
+        device: where it computes.
+
+    Attributes:
+        work: what it runs now.
+        dropped: why its last push was dropped, or "".
+        read_version: version of the store when it began.
+    """
+
+    def __init__(self, driver: Driver, index: int, incarnation: int, device: Any) -> None:
+        self._driver = driver
+        self.index = index
+        self.incarnation = incarnation
+        self.device = device
+        self.work: Work | None = None
+        self.dropped = ""
+        self.read_version = 0
+        self._sequence = 0
+
+    def begin(self, work: Work, version: int) -> None:
+        """Notes what the worker runs from now on, and the version that it starts from."""
+        self.work, self.dropped, self.read_version = work, "", version
+
+    def end(self) -> None:
+        """Notes that the worker runs nothing."""
+        self.work = None
+
+    def execute(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Runs a `paceline.function` as one step of the message path; returns its result."""
+        leaves, tree = jax.tree.flatten(nest.opened((args, kwargs)), is_leaf=is_variable)
+        session = self._driver.session
+        step, batches = session.steps.find(function, leaves, tree)
+        arrays = self._here([leaf for leaf in leaves if is_array(leaf)])
+        fed = self._here([batches[i][leaf] for i, leaf in step.fed])
+        snapshot = self._driver.pull(self, step.worker_half.variables, step.is_update)
+        values = self._here(snapshot.values)
+        residuals, results = step.worker_half(values, fed, arrays, self.index, self.device)
+        if not step.has_writes:
+            return step.result(results)
+        if self.device != session.device:
+            residuals = jax.device_put(residuals, session.device)
+        jax.block_until_ready(residuals)  # a push carries numbers, not the promise of them
+        backup = step.backup(snapshot.values)
+        update = StepUpdate(step.store_half, residuals, backup, self.index, session.states)
+        examples = step.examples
+        push = self._numbered(update, snapshot.version, examples)
+        outcome = self._driver.push(self, push, step.is_update)
+        if outcome.kind in ("dropped", "duplicate"):
+            self.dropped = outcome.reason
+        return step.result(results)
+
+    def apply(self, update: Callable[[], Any]) -> Any:
+        """Carries out an optimizer's update of code that is not compiled, as one unit."""
+        return self._driver.apply(self, update)
+
+    def check(self) -> None:
+        """Raises if what this worker runs was called off; called wherever it meets the store."""
+        self._driver.check(self)
+
+    def _numbered(self, update: StepUpdate, version: int, examples: int) -> Push:
+        self._sequence += 1
+        return Push(
+            self.index, self.incarnation, self._sequence, version, update, self.work, examples
+        )
+
+    def _here(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """The arrays on the worker's device; those that are there, or anywhere, stay."""
+        device = self.device
+        elsewhere = [
+            k for k, array in enumerate(arrays)
+            if not isinstance(array, jax.Array) or (array.committed and array.device != device)
+        ]  # fmt: skip
+        if not elsewhere:
+            return arrays
+        moved = jax.device_put([arrays[k] for k in elsewhere], device)
+        result = list(arrays)
+        for k, array in zip(elsewhere, moved, strict=True):
+            result[k] = array
+        return result

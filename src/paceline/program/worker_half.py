@@ -1,0 +1,74 @@
+"""The worker half of a cut step, compiled: a snapshot and a batch in, residuals and results out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paceline.program.flat import evaluate_nodes, value_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.program.split import Cut
+
+
+class WorkerHalf:
+    """What a worker runs.
+
+    Args:
+        cut: the cut step.
+
+    Attributes:
+        variables: those whose snapshot it takes, in order.
+    """
+
+    def __init__(self, cut: Cut) -> None:
+        self._cut = cut
+        used = {slot for node in cut.at_worker for slot in node.needs}
+        used |= set(cut.residuals) | {r for r in cut.results if isinstance(r, int)}
+        pairs = [p for p in zip(cut.flat.reads, cut.inputs, strict=True) if p[0] in used]
+        of_variables = [(slot, i) for slot, i in pairs if i.kind in ("snapshot", "current")]
+        self.variables = list({id(i.source): i.source for _, i in of_variables}.values())
+        places = {id(variable): k for k, variable in enumerate(self.variables)}
+        self._snapshot = [(slot, places[id(i.source)]) for slot, i in of_variables]
+        self._fed = [(slot, i) for slot, i in pairs if i.kind == "fed"]
+        self._index = [slot for slot, i in pairs if i.kind == "worker"]
+        self._run = jax.jit(self._evaluate)
+        self._consts: dict[Any, list[Any]] = {}
+
+    @property
+    def fed(self) -> list[Any]:
+        """The inputs that are filled from fed batches, in order."""
+        return [source for _, source in self._fed]
+
+    def __call__(
+        self, snapshot: Sequence[Any], fed: Sequence[Any], arrays: Any, index: int, device: Any
+    ) -> Any:
+        """Runs the half on `device`, where the arguments are.
+
+        Returns:
+            The residuals, and the array leaves of the step's result.
+        """
+        if device not in self._consts:
+            self._consts[device] = [_placed(const, device) for _, const in self._cut.flat.consts]
+        return self._run(snapshot, fed, arrays, np.int32(index), self._consts[device])
+
+    def _evaluate(self, snapshot: Any, fed: Any, arrays: Any, index: Any, consts: Any) -> Any:
+        flat = self._cut.flat
+        env = {slot: snapshot[place] for slot, place in self._snapshot}
+        env.update(zip([slot for slot, _ in self._fed], fed, strict=True))
+        env.update(dict.fromkeys(self._index, index))
+        env.update(zip(flat.args, arrays, strict=True))
+        env.update(zip([slot for slot, _ in flat.consts], consts, strict=True))
+        evaluate_nodes(self._cut.at_worker, env)
+        results = [jnp.asarray(value_of(env, atom)) for atom in self._cut.results]
+        return [jnp.asarray(env[slot]) for slot in self._cut.residuals], results
+
+
+def _placed(const: Any, device: Any) -> Any:
+    is_elsewhere = isinstance(const, jax.Array) and const.committed and const.devices() != {device}
+    return jax.device_put(const, device) if is_elsewhere else const

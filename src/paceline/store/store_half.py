@@ -1,0 +1,147 @@
+"""The store half of a cut step, compiled, with an update rule on the way in and out.
+
+It maps current values and the residuals of a push to the new values of the written variables. The
+rule may change the gradients before the optimizer sees them, and scale the step that comes out.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from paceline.program.flat import evaluate_nodes, value_of
+from paceline.store.rules.base import scaled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.program.split import Cut, Write
+    from paceline.store.rules import UpdateRule
+
+
+class StoreHalf:
+    """What the store runs for one form of a step.
+
+    Args:
+        cut: the cut step.
+        rule: the update rule.
+
+    Attributes:
+        variables: those whose current values it takes, in order.
+        updated, kept: those it gives new values: by an optimizer's update, and otherwise (metrics,
+            statistics, seeds, plain assignments).
+        homes: the variable of each gradient, in the order of the gradients.
+    """
+
+    def __init__(self, cut: Cut, rule: UpdateRule) -> None:
+        self._cut, self._rule = cut, rule
+        self._updates = [write for write in cut.writes if write.is_update]
+        self._states = [write for write in cut.writes if not write.is_update]
+        self.updated = [write.variable for write in self._updates]
+        self.kept = [write.variable for write in self._states]
+        self._gradients = [k for k, slot in enumerate(cut.residuals) if slot in cut.commits]
+        known = {id(v): v for v in [v for _, v in cut.currents] + self.updated + self.kept}
+        self.homes = [known[cut.commits[cut.residuals[k]]] for k in self._gradients]
+        self.variables = [v for key, v in known.items() if key in self._read(cut)]
+        self._places = {id(v): k for k, v in enumerate(self.variables)}
+        self._at_home = [self._places[id(v)] for v in self.homes]
+        self.apply = jax.jit(self._apply)
+        self.keep = jax.jit(self._keep)
+        self.correct = jax.jit(self._correct)
+        self.update = jax.jit(self._update)
+
+    def _read(self, cut: Cut) -> set[int]:
+        """`id` of the variables whose current values matter."""
+        used = {slot for node in cut.at_store for slot in node.needs}
+        used |= {slot for write in cut.writes for node in write.nodes for slot in node.needs}
+        used |= {write.result for write in cut.writes if isinstance(write.result, int)}
+        read = {id(variable) for slot, variable in cut.currents if slot in used}
+        read |= {id(write.variable) for write in cut.writes if write.own is not None}
+        return read | {id(variable) for variable in self.homes}
+
+    @property
+    def needs_backup(self) -> bool:
+        """Whether the weights that the worker read must come with the gradients."""
+        return self._rule.needs_backup
+
+    @functools.cached_property
+    def form(self) -> tuple[int, ...]:
+        """Which variables are updated by gradients: pushes of one form can be merged."""
+        return tuple(id(variable) for variable in self.homes)
+
+    def initial_state(self, current: Sequence[Any]) -> tuple[Any, Any]:
+        """The rule's state: shared by the workers, and of one worker."""
+        return self._rule.init([current[place] for place in self._at_home])
+
+    def gradients_of(self, residuals: Sequence[Any]) -> list[Any]:
+        """The gradients among the residuals of a push."""
+        return [residuals[k] for k in self._gradients]
+
+    # Compiled: `apply` for a push that comes alone; the others for the pushes of a group ----------
+
+    def _apply(
+        self, current: Any, residuals: Any, staleness: Any, backup: Any, shared: Any, own: Any
+    ) -> Any:
+        """Returns new values of `updated` and `kept`, and the rule's states."""
+        grads, shared, own = self._correct(current, residuals, staleness, backup, shared, own)
+        env = self._environment(current, residuals, grads)
+        kept = [self._new_value(write, env, current) for write in self._states]
+        updated, shared = self._updated(env, current, self._rule.scale(staleness), shared)
+        return updated, kept, shared, own
+
+    def _keep(self, current: Any, residuals: Any) -> list[Any]:
+        """Returns new values of `kept`."""
+        env = self._environment(current, residuals, self.gradients_of(residuals))
+        return [self._new_value(write, env, current) for write in self._states]
+
+    def _correct(
+        self, current: Any, residuals: Any, staleness: Any, backup: Any, shared: Any, own: Any
+    ) -> Any:
+        """Returns the gradients as the rule changes them, and the rule's states."""
+        weights = [current[place] for place in self._at_home]
+        grads = self.gradients_of(residuals)
+        return self._rule.gradients(grads, weights, backup, staleness, shared, own)
+
+    def _update(
+        self, current: Any, residuals: Any, grads: Any, scale: Any, shared: Any
+    ) -> tuple[list[Any], Any]:
+        """Returns new values of `updated` from merged gradients, and the rule's shared state."""
+        env = self._environment(current, residuals, grads)
+        return self._updated(env, current, scale, shared)
+
+    # --------------------------------------------------------------------------------------------
+
+    def _environment(self, current: Any, residuals: Any, grads: Any) -> dict[int, Any]:
+        residuals = list(residuals)
+        for place, grad in zip(self._gradients, grads, strict=True):
+            residuals[place] = grad
+        env = dict(zip(self._cut.residuals, residuals, strict=True))
+        env.update(self._cut.flat.consts)
+        for slot, variable in self._cut.currents:
+            place = self._places.get(id(variable))
+            if place is not None:
+                env[slot] = current[place]
+        evaluate_nodes(self._cut.at_store, env)
+        return env
+
+    def _new_value(self, write: Write, env: dict[int, Any], current: Any) -> Any:
+        variable = write.variable
+        if write.own is not None:
+            env = env | {write.own: current[self._places[id(variable)]]}
+            evaluate_nodes(write.nodes, env)
+        dtype = jax.dtypes.canonicalize_dtype(variable._dtype)
+        return jnp.asarray(value_of(env, write.result), dtype)
+
+    def _updated(self, env: Any, current: Any, scale: Any, shared: Any) -> tuple[list[Any], Any]:
+        new = {id(w.variable): self._new_value(w, env, current) for w in self._updates}
+        weights = {id(v): current[k] for v, k in zip(self.homes, self._at_home, strict=True)}
+        moved = [key for key in weights if key in new]
+        old = [weights[key] for key in moved]
+        values = scaled(old, [new[key] for key in moved], scale)
+        new.update(zip(moved, values, strict=True))
+        steps = [new.get(key, weights[key]) - weights[key] for key in map(id, self.homes)]
+        shared = self._rule.finish(shared, steps)
+        return [new[id(write.variable)] for write in self._updates], shared

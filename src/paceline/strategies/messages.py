@@ -1,0 +1,122 @@
+"""The message path's part of a strategy: variables at a store, steps by workers."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from paceline.cluster.remote_value import RemoteValue, resolved
+from paceline.cluster.session import Session
+from paceline.monitor.staleness import Statistics
+from paceline.program import context
+from paceline.program.context import Frame
+from paceline.strategies.base import Strategy
+from paceline.strategies.creation import Creation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from paceline.cluster.base import Cluster
+    from paceline.cluster.work import Work
+    from paceline.pace import Pace
+    from paceline.store.rules import UpdateRule
+    from paceline.store.step_update import Merge
+    from paceline.types import ReduceOp
+
+
+class MessageStrategy(Strategy):
+    """Base of the strategies whose workers push updates to a store. Not made by users.
+
+    Args:
+        cluster: what the workers run on.
+        pace: how far they may drift apart.
+        update_rule: how stale pushes are applied.
+        merge: how the gradients of pushes that a pace groups are combined: "mean" (weighted by
+            examples) or "sum".
+
+    Attributes:
+        monitor: statistics of all pushes so far.
+    """
+
+    uses_messages = True
+
+    def __init__(
+        self, cluster: Cluster, pace: Pace, update_rule: UpdateRule, merge: Merge = "mean"
+    ) -> None:
+        super().__init__((cluster.server_device(),))
+        self.cluster = cluster
+        self.monitor = Statistics()
+        self._pace = pace
+        self.session = Session(
+            pace, update_rule, self.monitor.record, device=self.devices[0], merge=merge
+        )
+        self.driver = cluster.open(self.session)
+        # Threads know the driver and not the strategy, so that a strategy can be dropped.
+        weakref.finalize(self, self.driver.stop)
+
+    @property
+    def pace(self) -> Pace:
+        """How far workers may drift apart. Assigning another one changes it during a run."""
+        return self._pace
+
+    @pace.setter
+    def pace(self, pace: Pace) -> None:
+        self.driver.set_pace(pace)
+        self._pace = pace
+
+    @contextlib.contextmanager
+    def _creation(self) -> Iterator[None]:
+        """Variables made in the block go to the store."""
+        with contextlib.ExitStack() as stack:
+            if context.worker() is None:
+                stack.enter_context(jax.default_device(self.devices[0]))
+            stack.enter_context(Creation(self).scope())
+            yield
+
+    def submit(
+        self,
+        fn: Callable[..., Any],
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        name: str = "",
+        examples: int = 0,
+        is_one_push: bool = False,
+        is_repeatable: bool = True,
+        on_end: Callable[[Work], None] | None = None,
+    ) -> RemoteValue:
+        """Has the next free worker call `fn` under this strategy; returns at once.
+
+        Raises:
+            Exception: the first error of earlier work, once.
+        """
+        positional, named = resolved((tuple(args), dict(kwargs or {})))
+
+        def call(worker: Any) -> Any:
+            with context.entered(Frame(self)):
+                return fn(*positional, **named)
+
+        work = self.driver.submit(
+            call,
+            name or getattr(fn, "__name__", type(fn).__name__),
+            examples=examples,
+            is_one_push=is_one_push,
+            is_repeatable=is_repeatable,
+            on_end=on_end,
+        )
+        return RemoteValue(self.driver, work)
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
+        """Reduces values; one that is on its way is waited for (see `Strategy.reduce`)."""
+        return super().reduce(reduce_op, resolved(value), axis)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Gathers values; one that is on its way is waited for (see `Strategy.gather`)."""
+        return super().gather(resolved(value), axis)
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """The tuple of results; one that is on its way is waited for."""
+        return super().experimental_local_results(resolved(value))
