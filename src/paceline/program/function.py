@@ -210,8 +210,11 @@ class _Compiled:
         if self._home is not None and self._home.backpressure is not None:
             self._home.backpressure.admit(token)
         for variable, value in zip(program.writes, new, strict=True):
-            variable._value = value
-            variable.__dict__["_owned"] = value
+            kept = value
+            if self._home is not None and self._home.keeps_one_copy:
+                kept = variable.placement.place(value)
+            variable._value = kept
+            variable.__dict__["_owned"] = kept
         return program.restore(results)
 
     def _shardings(self) -> Any:
@@ -228,13 +231,16 @@ class _Compiled:
     def _storage(self, variable: Any) -> Any:
         value = variable._value
         if self._home is not None and not _is_on(value, self._home):
-            value = variable._value = self._home.place(value)
+            value = self._home.place(value)
+            if not self._home.keeps_one_copy:
+                variable._value = value
         return value
 
     def _own_storage(self, variable: Any) -> Any:
         """What the variable holds, in a buffer that nobody else can see, to be donated."""
         value = variable._value
-        if value is not None and variable.__dict__.get("_owned") is value:
+        is_owned = value is not None and variable.__dict__.get("_owned") is value
+        if is_owned and (self._home is None or _is_on(value, self._home)):
             return value  # what the last step left: in its place, and seen by nobody
         return jnp.copy(self._storage(variable))
 

@@ -39,6 +39,7 @@ class Strategy:
 
     mirrors_variables = False
     uses_messages = False
+    keeps_one_copy = False  # of a variable, on another device than the replicas'
     backpressure: Backpressure | None = None
     # The training layer is above this one; the package root, which knows both, sets this.
     _follow: Callable[[Any, Strategy], Any]
@@ -297,6 +298,11 @@ class Strategy:
 
     # What variables need of their home ----------------------------------------------------------
 
+    @property
+    def parameter_devices(self) -> tuple[Any, ...]:
+        """The devices that hold variables."""
+        return self.devices
+
     def settle(self) -> None:
         """Waits for what must come before a read or write across replicas; here nothing."""
 
@@ -314,6 +320,10 @@ class Strategy:
         if is_traced(value):
             return value
         return jax.device_put(jnp.asarray(value), self.devices[0], may_alias=False)
+
+    def store(self, value: Any) -> Any:
+        """Puts what a variable holds where it lives."""
+        return self.place(value)
 
     def place_stacked(self, value: Any) -> Any:
         """Puts row i of `[replica, ...]` on replica i."""

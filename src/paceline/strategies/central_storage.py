@@ -1,15 +1,25 @@
-"""CentralStorageStrategy: variables on one device, computation on others."""
+"""CentralStorageStrategy: variables on one device, computation on others.
+
+Two executions of one placement: free-running workers that push (`FreeRunningCentralStorage`), and
+replicas in lockstep, which compile to one program (`LockstepCentralStorage`).
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import jax
+
+from paceline.cluster.devices import resolve
 from paceline.cluster.local import Local
-from paceline.pace import Asynchronous
+from paceline.pace import Asynchronous, Synchronous
 from paceline.program import context
 from paceline.program.function import Function, StepOfWorkers, is_tracing
+from paceline.program.scope import is_traced
 from paceline.store.rules import StalenessScaled
+from paceline.strategies.base import Strategy
 from paceline.strategies.messages import MessageStrategy
+from paceline.strategies.mirrored import MirroredStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,26 +29,87 @@ if TYPE_CHECKING:
     from paceline.strategies import running
 
 
-class CentralStorageStrategy(MessageStrategy):
+class CentralStorageStrategy(Strategy):
     """Variables on one device; the compute devices fetch them and push without waiting.
 
     Args:
-        compute_devices: names or `jax.Device`s, one worker each. Default: two workers on the
-            devices of the process, or one on each where there are more.
+        compute_devices: names or `jax.Device`s, one worker or replica each. Default: all devices
+            of the process, and at least two workers.
         parameter_device: the device that holds the variables. Default: the first one.
-        pace: how far the workers may drift apart.
-        update_rule: how stale pushes are applied.
+        pace: how far the workers may drift apart. Default: `Asynchronous()`.
+        update_rule: how stale pushes are applied. Default: steps divided by their staleness.
 
     Raises:
         InvalidArgument: an unknown device.
 
     Semantics:
-        tf.distribute.experimental.CentralStorageStrategy, which is in lockstep; here that is
-        `pace=Synchronous()`. Free-running, a step is one worker's: `num_replicas_in_sync` is 1, a
+        tf.distribute.experimental.CentralStorageStrategy, which is in lockstep: here that is
+        `pace=Synchronous()`, and ON_READ variables, which TensorFlow ignores under this strategy,
+        are per replica. At any other pace a step is one worker's: `num_replicas_in_sync` is 1, a
         `run` hands a whole batch to the next free worker and returns at once, and its result is
         waited for where it is used. Reading a variable across workers waits for the steps that
         were handed out before.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> CentralStorageStrategy:
+        """Chooses the execution that the pace asks for."""
+        is_lockstep = kwargs.get("pace") == Synchronous()
+        return super().__new__(LockstepCentralStorage if is_lockstep else FreeRunningCentralStorage)
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            compute_devices: Sequence[Any] | None = None,
+            parameter_device: Any = None,
+            *,
+            pace: Pace | None = None,
+            update_rule: UpdateRule | None = None,
+        ) -> None: ...
+
+
+class LockstepCentralStorage(CentralStorageStrategy, MirroredStrategy):
+    """Replicas in lockstep that get the variables from one device. Made by its base class."""
+
+    keeps_one_copy = True
+
+    def __init__(
+        self,
+        compute_devices: Sequence[Any] | None = None,
+        parameter_device: Any = None,
+        *,
+        pace: Pace | None = None,
+        update_rule: UpdateRule | None = None,
+    ) -> None:
+        del pace, update_rule  # lockstep knows no stale push
+        MirroredStrategy.__init__(self, compute_devices)
+        is_given = parameter_device is not None
+        self._parameter_device = resolve([parameter_device])[0] if is_given else self.devices[0]
+
+    def store(self, value: Any) -> Any:
+        """Puts what a variable holds on the parameter device."""
+        if is_traced(value):
+            return value
+        for shard in getattr(value, "addressable_shards", ()):
+            if value.is_fully_replicated and shard.device == self._parameter_device:
+                return shard.data
+        return jax.device_put(value, self._parameter_device, may_alias=False)
+
+    @property
+    def parameter_devices(self) -> tuple[Any, ...]:
+        """The one device that holds variables."""
+        return (self._parameter_device,)
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """Takes one of equal per-replica arrays to the parameter device."""
+        return self.store(parts[0])
+
+    def __repr__(self) -> str:
+        return f"CentralStorageStrategy({[str(d) for d in self.devices]}, pace=Synchronous())"
+
+
+class FreeRunningCentralStorage(CentralStorageStrategy, MessageStrategy):
+    """Workers that fetch the variables from one device and push. Made by its base class."""
 
     def __init__(
         self,
@@ -49,8 +120,8 @@ class CentralStorageStrategy(MessageStrategy):
         update_rule: UpdateRule | None = None,
     ) -> None:
         cluster = Local.of_devices(compute_devices, parameter_device)
-        super().__init__(
-            cluster, pace or Asynchronous(), update_rule or StalenessScaled(), merge="mean"
+        MessageStrategy.__init__(
+            self, cluster, pace or Asynchronous(), update_rule or StalenessScaled()
         )
         self._has_open_runs = False
 

@@ -36,7 +36,7 @@ class StrategyExtended:
     @property
     def parameter_devices(self) -> tuple[str, ...]:
         """Names of the devices that hold variables."""
-        return self.worker_devices
+        return tuple(str(device) for device in self._strategy.parameter_devices)
 
     def variable_created_in_scope(self, variable: Any) -> bool:
         """Whether `variable` belongs to this strategy by having been made under it."""

@@ -51,7 +51,7 @@ class Placement:
         """Puts a logical or stacked storage value where the storage lives."""
         if self.home is None:
             return jnp.array(value)
-        return self.home.place_stacked(value) if self.is_stacked else self.home.place(value)
+        return self.home.place_stacked(value) if self.is_stacked else self.home.store(value)
 
     def with_component(self, storage: Any, index: int, value: Any) -> Any:
         """A stacked storage whose component `index` is `value`."""

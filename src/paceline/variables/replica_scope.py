@@ -61,7 +61,7 @@ class EagerReplicaScope(ReplicaScope):
                     variable._deferred_initialize()
             self.prepare(variable)
             self.reads[key] = (variable, None)
-            self._components[key] = variable.values[self.replica.group.index]
+            self._components[key] = variable.component(self.replica.group.index)
         return self._components[key]
 
     def set_storage(self, variable: Any, value: Any) -> None:

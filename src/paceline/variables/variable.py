@@ -209,6 +209,13 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
             return (storage,)
         return tuple(shard.data for shard in storage.addressable_shards)
 
+    def component(self, index: int) -> Any:
+        """The component of one replica, on its device."""
+        parts = self.values
+        if len(parts) == 1 and self.placement.num_replicas > 1:
+            return jax.device_put(parts[0], self.placement.home.devices[index])
+        return parts[index]
+
     # Reads -----------------------------------------------------------------------------------
 
     def logical_value(self, storage: Any) -> Any:
