@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,6 +12,7 @@ import jax
 from paceline.cluster.base import Cluster, ClusterDriver
 from paceline.cluster.devices import resolve
 from paceline.cluster.instructions import Cancelled, Dropped, Failed, Interrupt, Requeued
+from paceline.cluster.serving import Bell, start
 from paceline.cluster.work import Work
 from paceline.cluster.worker import Worker
 from paceline.errors import Cancelled as CancelledError
@@ -111,8 +113,8 @@ class Local(Cluster):
 class LocalDriver(ClusterDriver):
     """Feeds the machines of one strategy from threads.
 
-    One lock guards the machines and what variables hold; a worker computes outside of it. `_queued`
-    is notified when there may be work, `_changed` when anything else may have changed.
+    One lock guards the machines and what variables hold; a worker computes outside of it. The bell
+    rings when there may be work, `_changed` is notified when anything else may have changed.
 
     Args:
         cluster: the configuration.
@@ -122,15 +124,15 @@ class LocalDriver(ClusterDriver):
     def __init__(self, cluster: Local, session: Session) -> None:
         self._cluster = cluster
         self.session = session
-        self._queued = threading.Condition(handover)
+        self._bell = Bell()
         self._changed = threading.Condition(handover)
         self._workers: dict[int, Worker] = {}
+        self._resting: set[Worker] = set()
         self._interrupted: dict[int, Work] = {}
         self._is_closing = False
-        self._is_stopped = False
         self._progress = time.monotonic()
         self._called_off_at = 0.0
-        self.on_replaced: list[Callable[[int], None]] = []
+        weakref.finalize(self, self._bell.end)
 
     # For the coordinator ----------------------------------------------------------------------
 
@@ -154,12 +156,16 @@ class LocalDriver(ClusterDriver):
                 self._raise_error(is_waiting=True)
             self._open()
             dispatch.submit(work, examples=examples, worker=worker, is_repeatable=is_repeatable)
-            self._queued.notify() if worker is None else self._queued.notify_all()
+            queued = self._bell.condition
+            queued.notify() if worker is None else queued.notify_all()
         return work
 
     def wait(self, work: Work) -> Any:
+        worker: Any = context.worker()
         with handover:
-            if not work.has_ended:
+            if worker is not None and worker.driver is self:
+                self._rest(worker, work)
+            elif not work.has_ended:
                 self._close()
                 self._wait_until(lambda: work.has_ended, repr(work))
         if work.error is not None:
@@ -194,8 +200,7 @@ class LocalDriver(ClusterDriver):
     def stop(self) -> None:
         with handover:
             self._carry_out(self.session.dispatch.cancel("The strategy was stopped."))
-            self._is_stopped = True
-            self._queued.notify_all()
+            self._bell.end()
             self._changed.notify_all()
 
     # For workers ------------------------------------------------------------------------------
@@ -210,7 +215,9 @@ class LocalDriver(ClusterDriver):
             exchange.ask(worker.index, now)
             if not (permission := exchange.may_pull(worker.index)).is_granted:
                 self._wait_until(
-                    lambda: self._may_go_on(worker) or exchange.may_pull(worker.index).is_granted,
+                    lambda: (
+                        self._is_called_off(worker) or exchange.may_pull(worker.index).is_granted
+                    ),
                     f"worker:{worker.index} to be allowed to start: {permission.reason}",
                 )
                 self.check(worker)
@@ -240,13 +247,59 @@ class LocalDriver(ClusterDriver):
 
     def check(self, worker: Worker) -> None:
         """Raises if what `worker` runs was called off, or it was replaced."""
-        if worker.work is not None and self._may_go_on(worker):
+        if worker.work is not None and self._is_called_off(worker):
             raise CancelledError(
                 f"What worker:{worker.index} runs was called off. Received: {worker.work!r}, which "
                 "touches a variable after that. Let the error pass."
             )
 
-    # The threads ------------------------------------------------------------------------------
+    # For the threads --------------------------------------------------------------------------
+
+    def worker(self, index: int, incarnation: int) -> Worker | None:
+        """The worker of that number, unless it was replaced."""
+        worker = self._workers.get(index)
+        return worker if worker is not None and worker.incarnation == incarnation else None
+
+    def take(self, worker: Worker) -> Work | None:
+        """The next work of `worker`; called with the lock held."""
+        exchange, now = self.session.exchange, time.monotonic()
+        work = self.session.dispatch.take(worker.index, worker.incarnation, now)
+        if work is not None:
+            if not exchange.is_member(worker.index):  # work that came back after the last submit
+                exchange.join(worker.index)
+            worker.begin(work, exchange.store.version)
+        elif self._is_closing and exchange.is_member(worker.index):
+            exchange.finish(worker.index, now)
+            self._changed.notify_all()
+        return work
+
+    def run(self, worker: Worker, work: Work) -> None:
+        """Runs `work` on `worker`, in whose thread this is, and reports what came of it."""
+        result, error = None, None
+        try:
+            result = work.run(worker)
+        except BaseException as raised:
+            error = raised
+        with handover:
+            self._report(worker, work, result, error)
+        error = None  # its traceback refers to this frame
+
+    def _report(self, worker: Worker, work: Work, result: Any, error: BaseException | None) -> None:
+        dispatch, index, incarnation = self.session.dispatch, worker.index, worker.incarnation
+        is_replaced = self._workers.get(index) is not worker
+        if isinstance(error, WorkerLost) and not is_replaced:
+            self._replace(worker, dispatch.lost(index, incarnation, str(error)))
+        elif error is not None:
+            self._carry_out(dispatch.failed(index, incarnation, work, error))
+        elif worker.dropped:
+            work.result = result
+            self._carry_out(dispatch.dropped(index, incarnation, work, worker.dropped))
+        elif dispatch.finished(index, incarnation, work):
+            work.finish(result)
+        if self._interrupted.get(index) is work:
+            del self._interrupted[index]
+        worker.end()
+        self._note_progress(time.monotonic())
 
     def _open(self) -> None:
         """Work has come: everybody takes part."""
@@ -255,66 +308,37 @@ class LocalDriver(ClusterDriver):
         for index in range(self._cluster.workers):
             if index not in self._workers:
                 self._start(index)
-            if not exchange.is_member(index):
+            if not exchange.is_member(index) and self._workers[index] not in self._resting:
                 exchange.join(index)
 
     def _close(self) -> None:
         """No more work comes for now: nobody need wait for workers without any."""
         if not self._is_closing:
             self._is_closing = True
-            self._queued.notify_all()
+            self._bell.condition.notify_all()
+
+    def _rest(self, worker: Worker, work: Work) -> None:
+        """Waits on the thread of a worker, for which nobody has to wait in the meantime."""
+        self.check(worker)
+        if work.has_ended:
+            return
+        exchange = self.session.exchange
+        self._resting.add(worker)
+        exchange.finish(worker.index, time.monotonic())
+        self._changed.notify_all()
+        try:
+            self._wait_until(lambda: work.has_ended or self._is_called_off(worker), repr(work))
+        finally:
+            self._resting.remove(worker)
+            if self._workers.get(worker.index) is worker:
+                exchange.join(worker.index)
+        self.check(worker)
 
     def _start(self, index: int) -> None:
         incarnation = self.session.dispatch.ledger.incarnation(index)
         worker = Worker(self, index, incarnation, self._cluster.devices[index])
         self._workers[index] = worker
-        name = f"paceline worker:{index}"
-        threading.Thread(target=self._serve, args=(worker,), name=name, daemon=True).start()
-
-    def _serve(self, worker: Worker) -> None:
-        with context.working(worker), jax.default_device(worker.device):
-            while (work := self._take(worker)) is not None:
-                self._run(worker, work)
-                del work  # what it holds must not live until the next one comes
-
-    def _take(self, worker: Worker) -> Work | None:
-        dispatch, exchange = self.session.dispatch, self.session.exchange
-        with handover:
-            while not self._is_stopped and self._workers.get(worker.index) is worker:
-                now = time.monotonic()
-                work = dispatch.take(worker.index, worker.incarnation, now)
-                if work is not None:
-                    worker.begin(work, exchange.store.version)
-                    return work
-                if self._is_closing and exchange.is_member(worker.index):
-                    exchange.finish(worker.index, now)
-                    self._changed.notify_all()
-                self._queued.wait()
-            return None
-
-    def _run(self, worker: Worker, work: Work) -> None:
-        dispatch = self.session.dispatch
-        result, error = None, None
-        try:
-            result = work.run(worker)
-        except BaseException as raised:
-            error = raised
-        with handover:
-            index, incarnation = worker.index, worker.incarnation
-            is_replaced = self._workers.get(index) is not worker
-            if isinstance(error, WorkerLost) and not is_replaced:
-                self._replace(worker, dispatch.lost(index, incarnation, str(error)))
-            elif error is not None:
-                self._carry_out(dispatch.failed(index, incarnation, work, error))
-            elif worker.dropped:
-                work.result = result
-                self._carry_out(dispatch.dropped(index, incarnation, work, worker.dropped))
-            elif dispatch.finished(index, incarnation, work):
-                work.finish(result)
-            if self._interrupted.get(index) is work:
-                del self._interrupted[index]
-            worker.end()
-            self._note_progress(time.monotonic())
+        start(self, worker, self._bell)
 
     def _replace(self, worker: Worker, instructions: Sequence[Any]) -> None:
         """Puts a new incarnation in the place of a worker."""
@@ -330,11 +354,10 @@ class LocalDriver(ClusterDriver):
         self._carry_out(instructions)
         self._start(index)
         exchange.join(index)
-        for callback in self.on_replaced:
-            callback(index)
+        self._bell.condition.notify_all()  # the old thread, if it is idle, and others for its work
         self._note_progress(now)
 
-    def _may_go_on(self, worker: Worker) -> bool:
+    def _is_called_off(self, worker: Worker) -> bool:
         is_replaced = self._workers.get(worker.index) is not worker
         return is_replaced or self._interrupted.get(worker.index) is worker.work
 
@@ -356,7 +379,7 @@ class LocalDriver(ClusterDriver):
             elif isinstance(instruction, Dropped):
                 instruction.item.finish(instruction.item.result)
             elif isinstance(instruction, Requeued):
-                self._queued.notify_all()
+                self._bell.condition.notify_all()
         if instructions:
             self._changed.notify_all()
 

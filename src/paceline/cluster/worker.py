@@ -45,13 +45,14 @@ class Worker:
         device: where it computes.
 
     Attributes:
+        driver, index, incarnation, device: as given.
         work: what it runs now.
         dropped: why its last push was dropped, or "".
         read_version: version of the store when it began.
     """
 
     def __init__(self, driver: Driver, index: int, incarnation: int, device: Any) -> None:
-        self._driver = driver
+        self.driver = driver
         self.index = index
         self.incarnation = incarnation
         self.device = device
@@ -71,11 +72,11 @@ class Worker:
     def execute(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Runs a `paceline.function` as one step of the message path; returns its result."""
         leaves, tree = jax.tree.flatten(nest.opened((args, kwargs)), is_leaf=is_variable)
-        session = self._driver.session
+        session = self.driver.session
         step, batches = session.steps.find(function, leaves, tree)
         arrays = self._here([leaf for leaf in leaves if is_array(leaf)])
         fed = self._here([batches[i][leaf] for i, leaf in step.fed])
-        snapshot = self._driver.pull(self, step.worker_half.variables, step.is_update)
+        snapshot = self.driver.pull(self, step.worker_half.variables, step.is_update)
         values = self._here(snapshot.values)
         residuals, results = step.worker_half(values, fed, arrays, self.index, self.device)
         if not step.has_writes:
@@ -87,18 +88,18 @@ class Worker:
         update = StepUpdate(step.store_half, residuals, backup, self.index, session.states)
         examples = step.examples
         push = self._numbered(update, snapshot.version, examples)
-        outcome = self._driver.push(self, push, step.is_update)
+        outcome = self.driver.push(self, push, step.is_update)
         if outcome.kind in ("dropped", "duplicate"):
             self.dropped = outcome.reason
         return step.result(results)
 
     def apply(self, update: Callable[[], Any]) -> Any:
         """Carries out an optimizer's update of code that is not compiled, as one unit."""
-        return self._driver.apply(self, update)
+        return self.driver.apply(self, update)
 
     def check(self) -> None:
         """Raises if what this worker runs was called off; called wherever it meets the store."""
-        self._driver.check(self)
+        self.driver.check(self)
 
     def _numbered(self, update: StepUpdate, version: int, examples: int) -> Push:
         self._sequence += 1

@@ -19,7 +19,7 @@ from paceline.strategies.creation import Creation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from paceline.cluster.base import Cluster
+    from paceline.cluster.base import Cluster, ClusterDriver
     from paceline.cluster.work import Work
     from paceline.pace import Pace
     from paceline.store.rules import UpdateRule
@@ -54,8 +54,9 @@ class MessageStrategy(Strategy):
             pace, update_rule, self.monitor.record, device=self.devices[0], merge=merge
         )
         self.driver = cluster.open(self.session)
-        # Threads know the driver and not the strategy, so that a strategy can be dropped.
-        weakref.finalize(self, self.driver.stop)
+        # Idle threads know neither driver nor strategy, and this only where the driver is, so that
+        # both can be dropped; a value that is still held may keep the driver longer.
+        weakref.finalize(self, _stop, weakref.ref(self.driver))
 
     @property
     def pace(self) -> Pace:
@@ -120,3 +121,9 @@ class MessageStrategy(Strategy):
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """The tuple of results; one that is on its way is waited for."""
         return super().experimental_local_results(resolved(value))
+
+
+def _stop(find_driver: Callable[[], ClusterDriver | None]) -> None:
+    driver = find_driver()
+    if driver is not None:
+        driver.stop()

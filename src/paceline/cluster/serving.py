@@ -1,0 +1,63 @@
+"""The threads that workers run on. While one has no work it keeps neither driver nor strategy."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from paceline.program import context
+from paceline.program.handover import handover
+
+if TYPE_CHECKING:
+    from paceline.cluster.local import LocalDriver
+
+
+class Bell:
+    """Wakes threads that wait for work; all that an idle thread knows of its driver.
+
+    Attributes:
+        condition: notified when there may be work. Its lock is the one that guards the machines.
+        is_over: whether there will be no more work.
+    """
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition(handover)
+        self.is_over = False
+
+    def end(self) -> None:
+        """Lets every thread end when it has finished what it runs."""
+        self.is_over = True
+        with handover:
+            self.condition.notify_all()
+
+
+def start(driver: LocalDriver, worker: Any, bell: Bell) -> None:
+    """Starts the thread of a worker. It ends by itself, with its driver at the latest."""
+    find_driver = weakref.ref(driver)
+    threading.Thread(
+        target=_serve,
+        args=(find_driver, worker.index, worker.incarnation, bell),
+        name=f"paceline worker:{worker.index}",
+        daemon=True,  # a thread that runs somebody's endless function must not hold up the exit
+    ).start()
+
+
+def _serve(find_driver: Any, index: int, incarnation: int, bell: Bell) -> None:
+    while True:
+        with handover:
+            driver = find_driver()
+            worker = None if driver is None else driver.worker(index, incarnation)
+            if driver is None or worker is None or bell.is_over:
+                return
+            work = driver.take(worker)
+            if work is None:
+                del driver, worker
+                if not bell.is_over:  # this thread may have been the last one to know the driver
+                    bell.condition.wait()
+                continue
+        with context.working(worker), jax.default_device(worker.device):
+            driver.run(worker, work)
+        del driver, worker, work  # what they hold must not live until the next work comes
