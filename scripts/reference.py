@@ -16,6 +16,7 @@ NAMESPACES = (
     "paceline.config",
     "paceline.distribute",
     "paceline.distribute.experimental",
+    "paceline.distribute.partitioners",
     "paceline.data",
     "paceline.nn",
     "paceline.train",

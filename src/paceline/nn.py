@@ -1,9 +1,10 @@
-"""`tf.nn`'s helpers that scale losses for a loop of one's own."""
+"""`tf.nn`'s helpers for a loop of one's own: losses to scale, rows of sharded tables."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import keras
 
@@ -11,11 +12,15 @@ from paceline.errors import ContextError, InvalidArgument
 from paceline.program import context
 from paceline.program.scope import is_traced
 from paceline.strategies.replica_context import get_replica_context
+from paceline.variables.rows import lookup
+from paceline.variables.sharded import ShardedVariable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.strategies.replica_context import ReplicaContext
 
-__all__ = ["compute_average_loss", "scale_regularization_loss"]
+__all__ = ["compute_average_loss", "embedding_lookup", "scale_regularization_loss"]
 
 
 def compute_average_loss(
@@ -59,6 +64,50 @@ def compute_average_loss(
     else:
         divisor = _checked(global_batch_size)
     return _as_part(_divide(jnp.sum(losses), divisor), replica)
+
+
+def embedding_lookup(params: Any, ids: Any, max_norm: float | None = None, name: Any = None) -> Any:
+    """Looks up rows of a table that may lie in shards, without putting it together.
+
+    Args:
+        params: the table, an array or variable `[row, ...]`; or its shards one after the other, a
+            sharded variable or a list of arrays or variables.
+        ids: integers of any shape.
+        max_norm: rows of a larger Euclidean norm are scaled down to it.
+        name: accepted for tf.nn's signature.
+
+    Returns:
+        Array `[*ids.shape, ...]`. Traced ids that are out of range give zeros.
+
+    Raises:
+        InvalidArgument: an empty list; ids that are not integers, or known ones out of range.
+
+    Semantics:
+        tf.nn.embedding_lookup. Deviation: the shards may be of any sizes.
+    """
+    parts = params if isinstance(params, (list, tuple)) else [params]
+    parts = [shard for part in parts for shard in _shards(part)]
+    if not parts:
+        raise InvalidArgument(
+            "Rows are looked up in a table. Received: params=[]. Pass an array, a variable or the "
+            "list of its shards."
+        )
+    rows = lookup(parts, ids, getattr(params, "name", "params"))
+    if max_norm is None:
+        return rows
+    dims = tuple(range(rows.ndim - parts[0].ndim + 1, rows.ndim))
+    # Of a row of zeros the norm has no gradient, so its square is kept away from zero.
+    squares = jnp.sum(rows * rows, axis=dims, keepdims=True)
+    is_large = squares > max_norm**2
+    return jnp.where(
+        is_large, rows * (max_norm * jax.lax.rsqrt(jnp.where(is_large, squares, 1))), rows
+    )
+
+
+def _shards(table: Any) -> Sequence[Any]:
+    if isinstance(table, ShardedVariable):
+        return table.variables
+    return [table if isinstance(table, keras.Variable) else jnp.asarray(table)]
 
 
 def scale_regularization_loss(regularization_loss: Any) -> Any:

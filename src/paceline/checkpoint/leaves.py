@@ -14,6 +14,7 @@ from paceline.errors import InvalidArgument
 from paceline.program.keras_state import initialize_now, outside_of_scopes
 from paceline.types import VariableAggregation
 from paceline.variables.placement import Kind, logical, spread
+from paceline.variables.sharded import ShardedVariable
 from paceline.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -42,11 +43,11 @@ class Leaf(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class VariableLeaf:
-    """A variable: one logical value, however many copies there are.
+    """A variable: one logical value, however many copies or shards there are.
 
     Attributes:
         name: what the checkpoint calls it.
-        variable: a Keras variable, Paceline's or not.
+        variable: a Keras variable, Paceline's or not, or a sharded one.
         owner: the Keras object that holds it, or None.
     """
 
@@ -61,6 +62,8 @@ class VariableLeaf:
             InvalidArgument: an ON_READ variable without an aggregation, which has no one value.
         """
         variable = self.variable
+        if isinstance(variable, ShardedVariable):
+            return np.concatenate([VariableLeaf(self.name, own).read() for own in variable])
         if not isinstance(variable, Variable):
             return np.array(variable._value)
         aggregation, placed = variable.effective_aggregation, variable.placement
@@ -82,6 +85,10 @@ class VariableLeaf:
     def write(self, array: np.ndarray[Any, Any]) -> None:
         """Sets the value of every copy, whatever is traced or run at the moment."""
         variable = self.variable
+        if isinstance(variable, ShardedVariable):
+            for own, part in zip(variable, variable.divided(array), strict=True):
+                VariableLeaf(self.name, own).write(part)
+            return
         with concretely():
             if variable._value is None:
                 initialize_now(variable)

@@ -15,6 +15,7 @@ import keras
 
 from paceline.checkpoint.leaves import Leaf, ValueLeaf, VariableLeaf, is_value
 from paceline.errors import InvalidArgument, InvalidType
+from paceline.variables.sharded import ShardedVariable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +92,7 @@ class _Walk:
 
     def visit(self, name: str, item: Any) -> None:
         """Names the state of an object that was given to the checkpoint, at any depth."""
-        if isinstance(item, keras.Variable):
+        if isinstance(item, keras.Variable | ShardedVariable):
             self._add_variable(name, item, None)
         elif isinstance(item, _KERAS_OBJECTS):
             self._visit_keras_object(name, item)
@@ -138,7 +139,7 @@ class _Walk:
 
     def _visit_held(self, name: str, held: Any, owner: Any) -> None:
         """What a Keras object holds: variables and Keras objects count, all else is its config."""
-        if isinstance(held, keras.Variable):
+        if isinstance(held, keras.Variable | ShardedVariable):
             self._add_variable(name, held, owner)
         elif isinstance(held, _KERAS_OBJECTS):
             self._visit_keras_object(name, held)
@@ -147,8 +148,11 @@ class _Walk:
                 self._visit_held(joined(name, key), value, owner)
 
     def _add_variable(self, name: str, variable: Any, owner: Any) -> None:
-        if not self._is_known(name, variable):
-            self._add(name, VariableLeaf(name, variable, owner))
+        if self._is_known(name, variable):
+            return
+        self._add(name, VariableLeaf(name, variable, owner))
+        for shard in variable if isinstance(variable, ShardedVariable) else ():
+            self._is_known(name, shard)  # wherever else it is held, it is saved already
 
     def _add(self, name: str, leaf: Leaf) -> None:
         if name in self.state.leaves:

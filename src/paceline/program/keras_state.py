@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.utils.naming import auto_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,3 +55,8 @@ def initialize_now(variable: Any) -> None:
     global_state.set_global_attribute("uninitialized_variables", rest)
     with outside_of_scopes():
         variable._deferred_initialize()
+
+
+def new_name(prefix: str) -> str:
+    """The name that Keras gives to the next object that has none, such as "variable_3"."""
+    return auto_name(prefix)

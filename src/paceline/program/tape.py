@@ -170,7 +170,7 @@ class GradientTape:
             ContextError: The tape was not entered, or its record is released.
             InvalidType: Something is neither a JAX array nor a Keras variable.
         """
-        leaves = arguments.flatten(tensor, "tensor")
+        leaves = arguments.flatten(arguments.separated(tensor), "tensor")
         record = self._record or arguments.refuse_without_record("watch", self._released)
         for leaf in leaves:
             if not arguments.is_floating(leaf, "watched tensor"):
@@ -225,7 +225,8 @@ class GradientTape:
 
         Args:
             target: A floating array or variable, or a nested structure; several are summed.
-            sources: A watched array or a variable, or a nested structure of them.
+            sources: A watched array or a variable, or a nested structure of them. A sharded
+                variable stands for the list of its shards.
             output_gradients: Gradients to start from, one per target (None for ones), each of the
                 shape of its target. They are cast to the target's dtype.
             unconnected_gradients: What to return for a source that `target` does not depend on:
@@ -242,6 +243,7 @@ class GradientTape:
         """
         mode = arguments.unconnected(unconnected_gradients)
         targets = arguments.flatten(target, "target")
+        sources = arguments.separated(sources)
         flat_sources = arguments.flatten(sources, "sources")
         with self._differentiating("gradient") as record:
             targets = [self._reads.target_value(leaf) for leaf in targets]
@@ -288,6 +290,7 @@ class GradientTape:
         del parallel_iterations
         mode = arguments.unconnected(unconnected_gradients)
         arguments.check_leaf(target, "target")
+        sources = arguments.separated(sources)
         flat_sources = arguments.flatten(sources, "sources")
         shape = tuple(target.shape)
         size = math.prod(shape)

@@ -24,6 +24,23 @@ class UnconnectedGradients(enum.Enum):
     ZERO = "zero"
 
 
+class VariableGroup:
+    """Several variables that are used as one value; each has a gradient of its own.
+
+    Attributes:
+        variables: the variables.
+    """
+
+    variables: Sequence[Any]
+
+
+def separated(nest: Any) -> Any:
+    """The nest with the list of its variables in the place of each `VariableGroup`."""
+    return keras.tree.map_structure(
+        lambda leaf: list(leaf.variables) if isinstance(leaf, VariableGroup) else leaf, nest
+    )
+
+
 def check_flag(name: str, value: object) -> None:
     """Refuses a constructor argument that is no bool; often the sources were put there."""
     if not isinstance(value, bool):

@@ -86,40 +86,45 @@ class Scattering:
     # Keras variables become ours by a change of class, which wants one and the same layout.
     __slots__ = ()
 
-    __slots__ = ()
+    def _scatter(self, operation: str, slices: Any) -> Any:
+        return scatter(self, operation, slices)
 
     def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
         """Adds the slices to their rows."""
-        return scatter(self, "add", sparse_delta)
+        return self._scatter("add", sparse_delta)
 
     def scatter_sub(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
         """Subtracts the slices from their rows."""
-        return scatter(self, "sub", sparse_delta)
+        return self._scatter("sub", sparse_delta)
 
     def scatter_mul(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
         """Multiplies the rows by their slices."""
-        return scatter(self, "mul", sparse_delta)
+        return self._scatter("mul", sparse_delta)
 
     def scatter_div(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
         """Divides the rows by their slices; integers are truncated."""
-        return scatter(self, "div", sparse_delta)
+        return self._scatter("div", sparse_delta)
 
     def scatter_min(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
         """Takes the smaller of rows and slices."""
-        return scatter(self, "min", sparse_delta)
+        return self._scatter("min", sparse_delta)
 
     def scatter_max(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
         """Takes the larger of rows and slices."""
-        return scatter(self, "max", sparse_delta)
+        return self._scatter("max", sparse_delta)
 
     def scatter_update(self, sparse_delta: Any, use_locking: bool = False, name: Any = None) -> Any:
         """Replaces the rows by their slices."""
-        return scatter(self, "update", sparse_delta)
+        return self._scatter("update", sparse_delta)
 
 
 def scatter(variable: Any, operation: str, slices: Any) -> Any:
     """Carries out one scatter operation and returns the new value; see `Scattering`."""
-    indices, values = _checked(variable, operation, slices)
+    return write_slices(variable, operation, *checked_slices(variable, operation, slices))
+
+
+def write_slices(variable: Any, operation: str, indices: Any, values: Any) -> Any:
+    """Writes rows `[slice, ...]` at indices `[slice]`; those past the last row are left out."""
     old = _current(variable)  # a variable made elsewhere joins the strategy here
     _check_allowed(variable, operation)
     replica = context.replica_context()
@@ -138,7 +143,8 @@ def _current(variable: Any) -> Any:
     return variable.value if scope is not None else variable._value
 
 
-def _checked(variable: Any, operation: str, slices: Any) -> tuple[Any, Any]:
+def checked_slices(variable: Any, operation: str, slices: Any) -> tuple[Any, Any]:
+    """The indices `[slice]` and the rows `[slice, ...]` of slices that fit the variable."""
     if not isinstance(slices, IndexedSlices):
         raise InvalidType(
             f"scatter_{operation} takes IndexedSlices. Received: {type(slices).__name__} for "
