@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,11 @@ import jax.numpy as jnp
 
 from paceline.program import context
 from paceline.program.function import is_array, signature, trace_call
+from paceline.program.keras_state import outside_of_scopes
 from paceline.program.split import cut
 from paceline.program.split_scope import FedIterator
 from paceline.program.worker_half import WorkerHalf
-from paceline.store.store_half import StoreHalf
+from paceline.store.store_half import StoreHalves
 from paceline.variables.worker_scope import WorkerScope
 
 if TYPE_CHECKING:
@@ -30,20 +32,21 @@ class Step:
     """One form of a function, in two halves.
 
     Attributes:
-        worker_half, store_half: the halves.
+        worker_half, store_halves: the halves; the store's in parts, one per server.
         feeds: the batches that it takes, in order.
         fed: for each input that a batch fills, the batch's place and the leaf's in it.
         examples: leading dim of its first batch-like argument; 0 where there is none.
-        is_update: whether an optimizer updates variables in it: such steps keep the pace.
+        is_update: whether it trains, with an optimizer or by hand: such steps keep the pace.
         has_writes: whether there is anything to push.
     """
 
     def __init__(self, function: Any, leaves: list[Any], tree: Any, scope: Any, rule: Any) -> None:
         self._static = [leaf for leaf in leaves if not is_array(leaf)]  # keeps ids in keys alive
         self._program = trace_call(function, leaves, tree, scope)
-        halves = cut(self._program, scope.inputs)
-        self.worker_half = WorkerHalf(halves)
-        self.store_half = StoreHalf(halves, rule)
+        halves = cut(self._program, scope.inputs, scope.updated)
+        self.store_halves = StoreHalves(halves, rule, scope.strategy.server_of)
+        homes = [variable for part in self.store_halves.parts for variable in part.homes]
+        self.worker_half = WorkerHalf(halves, homes if rule.needs_backup else ())
         self.feeds: list[Feed] = scope.feeds
         self.fed = [
             (self.feeds.index(source.source), source.leaf) for source in self.worker_half.fed
@@ -51,20 +54,22 @@ class Step:
         shapes = [leaf.shape for leaf in leaves if is_array(leaf)]
         shapes += [shape for feed in self.feeds for shape, _ in feed.signature]
         self.examples = next((shape[0] for shape in shapes if len(shape)), 0)
-        self.is_update = bool(self.store_half.updated)
-        self.has_writes = bool(halves.writes)
-        self._backup = [id(variable) for variable in self.store_half.homes]
+        written = [write.variable for write in halves.writes]
+        is_optimized = any(part.updated for part in self.store_halves.parts)
+        self.is_update = is_optimized or any(variable.trainable for variable in written)
+        self.has_writes = bool(written)
+        self._needs_backup = rule.needs_backup
 
     def result(self, arrays: Sequence[Any]) -> Any:
         """The function's result, from its array leaves."""
         return self._program.restore(arrays)
 
-    def backup(self, snapshot: Sequence[Any]) -> list[Any]:
-        """The weights behind the gradients, in their order, where the rule needs them."""
-        if not self.store_half.needs_backup:
-            return []
+    def backups(self, snapshot: Sequence[Any]) -> list[list[Any]]:
+        """For each part the weights behind its gradients, where the rule needs them."""
+        if not self._needs_backup:
+            return [[] for _ in self.store_halves.parts]
         read = dict(zip(map(id, self.worker_half.variables), snapshot, strict=True))
-        return [read[key] for key in self._backup]
+        return [[read[id(v)] for v in part.homes] for part in self.store_halves.parts]
 
 
 class Steps:
@@ -95,8 +100,8 @@ class Steps:
             TraceError: the function cannot be traced.
         """
         frame: Any = context.current()  # set: workers run under a strategy
+        leaves, own = _placed(leaves)
         key = (tree, id(frame.strategy), frame.replica is None, *map(signature, leaves))
-        own = {id(leaf.family): leaf for leaf in leaves if isinstance(leaf, FedIterator)}
         forms = self._forms.get(function)
         known = () if forms is None else forms.get(key, ())
         batches = _take(known[-1].feeds, own) if known else collections.deque()
@@ -108,23 +113,44 @@ class Steps:
                 batches = _take(known[-1].feeds, own)
             if (found := _matching(known, batches)) is not None:
                 return found, [leaves for leaves, _ in batches]
-            return self._trace(function, leaves, tree, known, batches)
+            taken: list[list[Any]] = []
 
-    def _trace(
-        self, function: Any, leaves: list[Any], tree: Any, known: list[Step], batches: Any
-    ) -> tuple[Step, list[list[Any]]]:
-        taken: list[list[Any]] = []
+            def take(iterator: _Placed) -> Any:
+                if batches:
+                    flat, structure = batches.popleft()
+                else:
+                    with outside_of_scopes(), jax.ensure_compile_time_eval():
+                        flat, structure = _flat(own[iterator.place].take())
+                taken.append(flat)
+                return jax.tree.unflatten(structure, flat)
 
-        def take(iterator: FedIterator) -> Any:
-            flat, structure = batches.popleft() if batches else _flat(iterator.take())
-            taken.append(flat)
-            return jax.tree.unflatten(structure, flat)
+            scope = WorkerScope(frame.strategy, take)
+            step = Step(function.python_function, leaves, tree, scope, self._rule)
+            known.append(step)
+            return step, taken
 
-        frame: Any = context.current()
-        scope = WorkerScope(frame.strategy, take)
-        step = Step(function.python_function, leaves, tree, scope, self._rule)
-        known.append(step)
-        return step, taken
+
+@dataclasses.dataclass(frozen=True)
+class _Placed(FedIterator):
+    """Stands for the iterator at one place among those in the arguments: a form keeps no data."""
+
+    place: int
+
+    def take(self) -> Any:
+        """Never called: a step that is traced asks its scope."""
+        raise TypeError("a place holds no batches")
+
+
+def _placed(leaves: list[Any]) -> tuple[list[Any], list[FedIterator]]:
+    """The leaves with places for iterators, and the iterators."""
+    own: dict[int, FedIterator] = {}
+    for leaf in leaves:
+        if isinstance(leaf, FedIterator):
+            own.setdefault(id(leaf), leaf)
+    if not own:
+        return leaves, []
+    places = {key: _Placed(place) for place, key in enumerate(own)}
+    return [places.get(id(leaf), leaf) for leaf in leaves], list(own.values())
 
 
 def _flat(batch: Any) -> tuple[list[Any], Any]:
@@ -132,8 +158,8 @@ def _flat(batch: Any) -> tuple[list[Any], Any]:
     return [leaf if is_array(leaf) else jnp.asarray(leaf) for leaf in leaves], tree
 
 
-def _take(feeds: Sequence[Feed], own: dict[int, FedIterator]) -> collections.deque[Any]:
-    return collections.deque(_flat(own[id(feed.iterator.family)].take()) for feed in feeds)
+def _take(feeds: Sequence[Feed], own: list[FedIterator]) -> collections.deque[Any]:
+    return collections.deque(_flat(own[feed.iterator.place].take()) for feed in feeds)
 
 
 def _matching(known: Sequence[Step], batches: Any) -> Step | None:

@@ -84,8 +84,8 @@ class Worker:
         if self.device != session.device:
             residuals = jax.device_put(residuals, session.device)
         jax.block_until_ready(residuals)  # a push carries numbers, not the promise of them
-        backup = step.backup(snapshot.values)
-        update = StepUpdate(step.store_half, residuals, backup, self.index, session.states)
+        backups = step.backups(snapshot.values)
+        update = StepUpdate(step.store_halves, residuals, backups, self.index, session.states)
         examples = step.examples
         push = self._numbered(update, snapshot.version, examples)
         outcome = self.driver.push(self, push, step.is_update)

@@ -7,11 +7,14 @@ computed by the worker on its snapshot, and the values on the border, the *resid
 Which part of `v.assign(f(v, batch))` is late is decided by cost: elementwise work on the current
 value of v is left to the store, so that no concurrent write is lost; matrix products, convolutions
 and loops stay at the worker, which computes them from its snapshot. If nothing is left to the
-store, the last writer wins, and a warning names the variable.
+store, the last writer wins, and a warning names the variable. The same holds for what a step
+computes from a value after it was written, as the second of two networks that train each other
+does. An optimizer's own update is late whatever it costs.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import warnings
@@ -21,19 +24,21 @@ import jax
 from jax.extend import core as jex
 
 from paceline.program.flat import FlatProgram, Node, Slot, flatten, needed
+from paceline.program.step import inner_programs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from paceline.program.split_scope import Input
     from paceline.program.step import StepProgram
 
 _HEAVY = {
-    "dot_general", "conv_general_dilated", "scan", "while", "sort", "cholesky", "lu",
-    "householder_product", "svd", "eigh", "triangular_solve", "fft",
+    "dot_general", "ragged_dot_general", "conv_general_dilated", "scan", "while", "sort", "top_k",
+    "cholesky", "lu", "householder_product", "svd", "eig", "eigh", "schur", "triangular_solve",
+    "tridiagonal_solve", "fft", "pallas_call", "ffi_call", "pure_callback", "io_callback",
 }  # fmt: skip
-# A write may ship this many times the variable's own bytes before it is computed at the worker.
-_LARGEST_RESIDUALS, _SMALL = 4, 4096
+# What is late may take this many times the bytes it is computed from before it is too large.
+_LARGEST, _SMALL = 4, 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +50,9 @@ class Write:
         result: slot or literal of the new value.
         own: slot of the variable's snapshot, to be filled with its current value; or None.
         nodes: late nodes that depend on the own read, in order.
-        is_update: whether the write depends on a commit, as an optimizer's do.
+        is_update: whether it is part of an optimizer's update, and so carried out once for pushes
+            that are merged.
+        homes: `id` of the variables whose gradients it depends on.
     """
 
     variable: Any
@@ -53,6 +60,7 @@ class Write:
     own: Slot | None
     nodes: tuple[Node, ...]
     is_update: bool
+    homes: frozenset[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,23 +90,43 @@ class Cut:
     commits: dict[Slot, int]
 
 
-def cut(program: StepProgram, inputs: Sequence[Input]) -> Cut:
-    """Cuts a step that was traced under a `SplitScope` with these inputs."""
-    return _Cutter(program, inputs).cut()
+def cut(program: StepProgram, inputs: Sequence[Input], updated: Collection[int] = ()) -> Cut:
+    """Cuts a step that was traced under a `SplitScope`.
+
+    Args:
+        program: the step.
+        inputs: what fills its inputs.
+        updated: `id` of the variables that belong to optimizers, such as their slots.
+    """
+    return _Cutter(program, inputs, updated).cut()
 
 
 class _Cutter:
-    def __init__(self, program: StepProgram, inputs: Sequence[Input]) -> None:
+    def __init__(
+        self, program: StepProgram, inputs: Sequence[Input], updated: Collection[int]
+    ) -> None:
         self._program = program
         self._flat = flatten(program)
         self._inputs = tuple(inputs)
+        self._updated = updated
         self._nodes = self._flat.nodes
         self._consts = {slot for slot, _ in self._flat.consts}
         pairs = list(zip(self._flat.reads, self._inputs, strict=True))
         self._currents = {slot: i.source for slot, i in pairs if i.kind == "current"}
         self._snapshots = {id(i.source): slot for slot, i in pairs if i.kind == "snapshot"}
         self._committed = {node.outputs[0] for node in self._nodes if node.is_commit}
-        self._late = self._reached_from({*self._currents, *self._committed}, is_weighed=False)
+        self._homes = {
+            node.outputs[0]: node.equation.params["home"]
+            for node in self._nodes
+            if node.is_commit and node.equation.params["home"] is not None
+        }
+        self._makers: dict[Slot, int] = {}
+        self._users: collections.defaultdict[Slot, list[int]] = collections.defaultdict(list)
+        for place, node in enumerate(self._nodes):
+            self._makers.update(dict.fromkeys(node.outputs, place))
+            for slot in node.needs:
+                self._users[slot].append(place)
+        self._late = self._late_slots()
 
     def cut(self) -> Cut:
         num_writes = len(self._program.writes)
@@ -113,11 +141,6 @@ class _Cutter:
         effects = [node for node in self._nodes if node.equation.effects]  # such as debug.print
         wanted += [slot for node in effects for slot in node.needs]
         at_worker = {id(node) for node in [*needed(self._nodes, wanted), *effects]}
-        homes = {
-            node.outputs[0]: node.equation.params["home"]
-            for node in self._nodes
-            if node.is_commit and node.equation.params["home"] is not None
-        }
         return Cut(
             flat=self._flat,
             inputs=self._inputs,
@@ -127,70 +150,118 @@ class _Cutter:
             at_store=tuple(node for node in self._nodes if id(node) in common),
             writes=tuple(write for write, _, _ in plans),
             currents=tuple(self._currents.items()),
-            commits={slot: homes[slot] for slot in residuals if slot in homes},
+            commits={slot: self._homes[slot] for slot in residuals if slot in self._homes},
         )
 
     def _plan(self, variable: Any, result: Any) -> tuple[Write, list[Node], set[Slot]]:
         """How `variable` is written, the late nodes it shares with others, and its border."""
         own = self._snapshots.get(id(variable))
-        from_own: set[Slot] = set()
-        if own is not None:
-            from_own = self._reached_from({own}, is_weighed=True)
+        from_own: set[Slot] = set() if own is None else self._lightly_from(own, math.inf)
         kept, border = self._late_part(result, from_own)
-        is_update = not border.isdisjoint(self._committed)
-        if own is not None and not is_update and not isinstance(result, jex.Literal):
-            uses_own = any(own in node.needs for node in kept) or result == own
-            if not uses_own and result in self._reached_from({own}, is_weighed=False):
-                _warn_of_last_writer(variable)
-            elif uses_own and self._is_large(border, variable):
+        homes = frozenset(self._homes[slot] for slot in border if slot in self._homes)
+        is_update = bool(homes) or id(variable) in self._updated
+        if own is not None and not is_update and self._is_large(border, variable):
+            # What blows the value up to the size of a batch stays at the worker, too.
+            from_own = self._lightly_from(own, _LARGEST * _bytes_of(variable))
+            kept, border = self._late_part(result, from_own)
+            if self._is_large(border, variable):
                 kept, border = [], {result}
-                _warn_of_last_writer(variable)
+        if self._is_lost(variable, result, kept):
+            _warn_of_last_writer(variable)
         own_nodes = [node for node in kept if not from_own.isdisjoint(node.outputs)]
         shared = [node for node in kept if from_own.isdisjoint(node.outputs)]
         used = own if own in from_own and border.isdisjoint({result}) else None
-        write = Write(variable, result, used, tuple(own_nodes), is_update)
+        homes = frozenset(self._homes[slot] for slot in border if slot in self._homes)
+        write = Write(variable, result, used, tuple(own_nodes), is_update, homes)
         return write, shared, border
 
     def _late_part(self, result: Any, from_own: set[Slot]) -> tuple[list[Node], set[Slot]]:
         """The late nodes behind `result`, and the slots that they take from the worker."""
         if isinstance(result, jex.Literal):
             return [], set()
-        late = self._late | from_own
-        if result not in late:
-            return [], {result} - self._consts
-        candidates = [
-            node for node in self._nodes if not node.is_commit and not late.isdisjoint(node.outputs)
-        ]
-        kept = needed(candidates, [result])
-        made = {slot for node in kept for slot in node.outputs}
-        taken = {slot for node in kept for slot in node.needs} | {result}
-        given = made | self._currents.keys() | self._consts | (from_own & set(self._flat.reads))
-        return kept, taken - given
+        places: set[int] = set()
+        border: set[Slot] = set()
+        waiting, seen = [result], {result}
+        inputs = self._currents.keys() | self._consts | (from_own & set(self._flat.reads))
+        while waiting:
+            slot = waiting.pop()
+            if slot in inputs:
+                continue
+            if slot in self._committed or (slot not in self._late and slot not in from_own):
+                border.add(slot)
+                continue
+            place = self._makers[slot]
+            places.add(place)
+            needs = set(self._nodes[place].needs) - seen
+            seen |= needs
+            waiting += needs
+        return [self._nodes[place] for place in sorted(places)], border
 
-    def _reached_from(self, sources: Iterable[Slot], *, is_weighed: bool) -> set[Slot]:
-        """The slots that depend on `sources`, not looking past a commit.
+    def _late_slots(self) -> set[Slot]:
+        """What depends on current values and on what passed a commit.
 
-        Args:
-            sources: slots.
-            is_weighed: heavy nodes are computed at the worker and end the way.
+        Of what is computed from a value after it was written, only what is light.
         """
-        reached = set(sources)
+        late = {*self._currents, *self._committed}
+        reread: set[Slot] = set()
         for node in self._nodes:
-            if node.is_commit or reached.isdisjoint(node.needs):
+            if node.is_commit or late.isdisjoint(node.needs):
                 continue
-            if is_weighed and _is_heavy(node) and self._late.isdisjoint(node.outputs):
+            again = reread.intersection(node.needs)
+            limit = _LARGEST * sum(_num_bytes(self._flat.avals[slot]) for slot in again)
+            if again and self._is_heavy(node, limit):
                 continue
-            reached.update(node.outputs)
+            late.update(node.outputs)
+            if again or node.is_reread:
+                reread.update(node.outputs)
+        return late
+
+    def _lightly_from(self, own: Slot, limit: float) -> set[Slot]:
+        """What depends on `own` by light operations, not looking past a commit."""
+        return self._reached_from(
+            [own],
+            lambda node: self._is_heavy(node, limit) and self._late.isdisjoint(node.outputs),
+        )
+
+    def _reached_from(self, sources: Iterable[Slot], is_end: Callable[[Node], bool]) -> set[Slot]:
+        """The slots that depend on `sources`, not looking past commits and where `is_end`."""
+        reached, waiting = set(sources), list(sources)
+        while waiting:
+            for place in self._users[waiting.pop()]:
+                node = self._nodes[place]
+                if node.is_commit or is_end(node):
+                    continue
+                new = set(node.outputs) - reached
+                reached |= new
+                waiting += new
         return reached
+
+    def _is_heavy(self, node: Node, limit: float) -> bool:
+        """Whether a node is too heavy for the store; results above `limit` bytes are."""
+        if _has_heavy(node.equation):
+            return True
+        size = sum(_num_bytes(self._flat.avals[slot]) for slot in node.outputs)
+        return size > max(limit, _SMALL)
 
     def _is_large(self, border: set[Slot], variable: Any) -> bool:
         size = sum(_num_bytes(self._flat.avals[slot]) for slot in border)
-        own = math.prod(variable.shape) * jax.dtypes.canonicalize_dtype(variable._dtype).itemsize
-        return size > max(_LARGEST_RESIDUALS * own, _SMALL)
+        return size > max(_LARGEST * _bytes_of(variable), _SMALL)
+
+    def _is_lost(self, variable: Any, result: Any, kept: Sequence[Node]) -> bool:
+        """Whether a variable's new value depends on its old one, but not at the store."""
+        own = {slot for slot, source in self._currents.items() if source is variable}
+        own |= {self._snapshots.get(id(variable), -1)}
+        if isinstance(result, jex.Literal) or result in own:
+            return False
+        if any(not own.isdisjoint(node.needs) for node in kept):
+            return False
+        return result in self._reached_from(own, lambda node: False)
 
 
-def _is_heavy(node: Node) -> bool:
-    return node.equation.primitive.name in _HEAVY
+def _has_heavy(equation: Any) -> bool:
+    if equation.primitive.name in _HEAVY:
+        return True
+    return any(_has_heavy(e) for inner in inner_programs(equation) for e in inner.jaxpr.eqns)
 
 
 def _slots(atoms: Iterable[Any]) -> list[Slot]:
@@ -201,6 +272,11 @@ def _num_bytes(aval: Any) -> int:
     if not hasattr(aval.dtype, "itemsize"):
         return 0
     return math.prod(aval.shape) * aval.dtype.itemsize
+
+
+def _bytes_of(variable: Any) -> int:
+    dtype = jax.dtypes.canonicalize_dtype(variable._dtype)
+    return math.prod(variable.shape) * dtype.itemsize
 
 
 def _warn_of_last_writer(variable: Any) -> None:

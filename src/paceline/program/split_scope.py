@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
+from paceline.errors import EndOfData
 from paceline.program import context, meeting
 from paceline.program.keras_state import active_scope
+from paceline.program.reread import reread
 from paceline.program.scope import TraceScope, combine
 from paceline.program.tape import notify_read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 Kind = Literal["snapshot", "current", "fed", "worker"]
 
@@ -42,12 +44,9 @@ class Input:
 class FedIterator(abc.ABC):
     """An iterator that a worker's step may take batches from while it is traced.
 
-    Attributes:
-        family: what the iterators of all workers for one dataset have in common: a step that was
-            traced with one of them serves all.
+    Passed as an argument of a `paceline.function`, it is known by its place among the iterators
+    that are passed: one trace serves every worker's iterator, and those of the next epoch.
     """
-
-    family: Any
 
     @abc.abstractmethod
     def take(self) -> Any:
@@ -65,11 +64,19 @@ class FedIterator(abc.ABC):
         scope = active_split()
         return self.take() if scope is None else scope.feed(self)
 
-    def __hash__(self) -> int:
-        return hash(id(self.family))
+    def get_next(self) -> Any:
+        """The next batch, as `next`.
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FedIterator) and other.family is self.family
+        Raises:
+            EndOfData: there is none.
+        """
+        try:
+            return next(self)
+        except StopIteration:
+            raise EndOfData(
+                "The dataset has no more batches. Received: get_next() past the last one. Repeat "
+                "the dataset, or schedule as many steps as it has batches."
+            ) from None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,12 +99,18 @@ class SplitScope(TraceScope):
 
     Args:
         take: given an iterator, takes its next batch for the step that is traced.
+
+    Attributes:
+        feeds: the batches that the step takes.
+        updated: `id` of the variables of the optimizers that are applied, such as their slots.
     """
 
     def __init__(self, take: Callable[[Any], Any] | None = None) -> None:
         super().__init__()
         self._take = take
+        self._rereads: dict[int, Any] = {}
         self.feeds: list[Feed] = []
+        self.updated: set[int] = set()
 
     @property
     def inputs(self) -> list[Input]:
@@ -106,9 +119,10 @@ class SplitScope(TraceScope):
 
     def storage(self, variable: Any) -> Any:
         """What the variable holds at this point: as written, at the store, or in the snapshot."""
+        is_update = context.is_applying()
         if id(variable) in self.writes:
-            return self.writes[id(variable)][1]
-        return self._read(variable, "current" if context.is_applying() else "snapshot")
+            return self.writes[id(variable)][1] if is_update else self._rereads[id(variable)]
+        return self._read(variable, "current" if is_update else "snapshot")
 
     def _read(self, variable: Any, kind: Kind) -> Any:
         key = (kind, id(variable))
@@ -132,6 +146,10 @@ class SplitScope(TraceScope):
             return value
         return self._read(variable, "current")
 
+    def note_update(self, variables: Iterable[Any]) -> None:
+        """Says that an optimizer with these variables is applied in the step."""
+        self.updated.update(map(id, variables))
+
     def write(self, variable: Any, operation: str, value: Any) -> None:
         """Carries out a write; what is added travels as it is, however it was computed."""
         if operation == "assign":
@@ -147,6 +165,7 @@ class SplitScope(TraceScope):
         """Makes `value` what the variable holds from here on."""
         self.check_reaches(variable, value)
         self.writes[id(variable)] = (variable, value)
+        self._rereads[id(variable)] = reread(value)
 
     def worker_index(self) -> Any:
         """The index of the worker that runs the step, a scalar int32."""

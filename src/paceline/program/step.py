@@ -180,7 +180,7 @@ def bind(equation: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequ
 def _run_inner(equation: Any, operands: Sequence[Any]) -> Generator[Meeting, Any, Any]:
     """Runs an equation in whose inner programs replicas meet."""
     if equation.primitive.name in _INLINED:
-        inner = next(iter(_inner_programs(equation)))
+        inner = next(iter(inner_programs(equation)))
         env = dict(zip(inner.jaxpr.constvars, inner.consts, strict=True))
         env.update(zip(inner.jaxpr.invars, operands, strict=True))
         yield from _run(inner.jaxpr.eqns, env)
@@ -230,7 +230,7 @@ def _names_mesh(equation: Any) -> bool:
     """
     return any(
         not var.aval.sharding.mesh.empty
-        for inner in _inner_programs(equation)
+        for inner in inner_programs(equation)
         for var in (*inner.jaxpr.invars, *inner.jaxpr.outvars)
         if hasattr(var.aval, "sharding")
     )
@@ -240,10 +240,11 @@ def inlined_program(equation: Any) -> Any:
     """The program of an equation that only groups others, as `jit` does, or None."""
     if equation.primitive.name not in _INLINED or equation.primitive.name in _REMATERIALIZED:
         return None
-    return next(iter(_inner_programs(equation)), None)
+    return next(iter(inner_programs(equation)), None)
 
 
-def _inner_programs(equation: Any) -> list[Any]:
+def inner_programs(equation: Any) -> list[Any]:
+    """The programs among an equation's parameters, such as the body of a loop."""
     inner = []
     for value in equation.params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
@@ -258,7 +259,7 @@ def _count_meetings(equation: Any) -> int:
     if equation.primitive in meeting.MEETINGS:
         return 1
     found = 0
-    for inner in _inner_programs(equation):
+    for inner in inner_programs(equation):
         found += sum(_count_meetings(e) for e in inner.jaxpr.eqns)
         found += sum(e.primitive is meeting.replica_id_p for e in inner.jaxpr.eqns)
     return found

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from paceline.store.rules import group_scale, merge_weights, merged
+from paceline.store.store_half import union
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.store.rules import UpdateRule
     from paceline.store.store import Push
-    from paceline.store.store_half import StoreHalf
+    from paceline.store.store_half import StoreHalf, StoreHalves
 
 Merge = Literal["mean", "sum"]
 
@@ -54,37 +55,42 @@ class StepUpdate:
     """What one run of a worker half asks of the store; its keys are the variables.
 
     Attributes:
-        half: the store half.
+        halves: the store half, in its parts.
         residuals: from the worker half, on the store's device.
-        backup: the weights that the worker read, where the rule needs them.
+        backups: for each part the weights that the worker read, where the rule needs them.
         worker: who computed it.
         states: the rule's memory.
     """
 
-    half: StoreHalf
+    halves: StoreHalves
     residuals: Sequence[Any]
-    backup: Sequence[Any]
+    backups: Sequence[Sequence[Any]]
     worker: int
     states: RuleStates
 
     @property
     def reads(self) -> list[Any]:
         """The variables whose current values it takes."""
-        return self.half.variables
+        return self.halves.variables
 
     @property
     def writes(self) -> list[Any]:
         """The variables that it gives new values."""
-        return [*self.half.updated, *self.half.kept]
+        return self.halves.writes
 
     def __call__(self, current: Sequence[Any], staleness: int) -> list[Any]:
-        """Runs the store half."""
-        shared, own = self.states.of(self.half, self.worker, current)
-        updated, kept, shared, own = self.half.apply(
-            current, self.residuals, np.float32(staleness), self.backup, shared, own
-        )
-        self.states.put(self.half, self.worker, shared, own)
-        return [*updated, *kept]
+        """Runs the parts, each on the values as they were."""
+        values = dict(zip(map(id, self.reads), current, strict=True))
+        new: list[Any] = []
+        for half, backup in zip(self.halves.parts, self.backups, strict=True):
+            own_values = [values[id(variable)] for variable in half.variables]
+            shared, own = self.states.of(half, self.worker, own_values)
+            updated, kept, shared, own = half.apply(
+                own_values, self.residuals, np.float32(staleness), backup, shared, own
+            )
+            self.states.put(half, self.worker, shared, own)
+            new += [*updated, *kept]
+        return new
 
 
 class GroupUpdate:
@@ -96,57 +102,69 @@ class GroupUpdate:
     """
 
     def __init__(self, group: Sequence[tuple[Push, int]], merge: Merge) -> None:
-        self._group = group
         self._merge: Merge = merge
-        updates: list[StepUpdate] = [push.update for push, _ in group]  # pyright: ignore[reportAssignmentType]
-        self.reads = _union(update.half.variables for update in updates)
-        self.writes = _union(update.writes for update in updates)
+        self._members = [
+            _Member(half, push.update, backup, push.examples, np.float32(stale))
+            for push, stale in group
+            for half, backup in zip(push.update.halves.parts, push.update.backups, strict=True)  # pyright: ignore[reportAttributeAccessIssue]
+        ]
+        self.reads = union(member.half.variables for member in self._members)
+        self.writes = union([*member.half.updated, *member.half.kept] for member in self._members)
 
     def __call__(self, current: Sequence[Any], staleness: int) -> list[Any]:
         """Applies what is no gradient in order, then each form's merged gradients once."""
         values = dict(zip(map(id, self.reads), current, strict=True))
-        forms: dict[Any, list[tuple[Push, int]]] = {}
-        for push, stale in self._group:
-            update: Any = push.update
-            half = update.half
+        forms: dict[Any, list[_Member]] = {}
+        for member in self._members:
+            half = member.half
             if half.kept:
-                new = half.keep(_of(values, half.variables), update.residuals)
+                new = half.keep(member.current(values), member.update.residuals)
                 values.update(zip(map(id, half.kept), new, strict=True))
-            forms.setdefault(half.form, []).append((push, stale))
-        for pushes in forms.values():
-            if pushes[0][0].update.half.updated:  # pyright: ignore[reportAttributeAccessIssue]
-                self._update(pushes, values)
+            if half.updated:
+                forms.setdefault(half.form, []).append(member)
+        before = values.copy()  # parts that share a variable read it as it was
+        for members in forms.values():
+            self._update(members, before, values)
         return [values[id(variable)] for variable in self.writes]
 
-    def _update(self, pushes: Sequence[tuple[Push, int]], values: dict[int, Any]) -> None:
+    def _update(
+        self, members: Sequence[_Member], before: dict[int, Any], values: dict[int, Any]
+    ) -> None:
         grads, scales = [], []
-        for push, stale in pushes:
-            update: Any = push.update
-            half, staleness = update.half, np.float32(stale)
-            current = _of(values, half.variables)
+        for member in members:
+            half, update = member.half, member.update
+            current = member.current(before)
             shared, own = update.states.of(half, update.worker, current)
             corrected, shared, own = half.correct(
-                current, update.residuals, staleness, update.backup, shared, own
+                current, update.residuals, member.staleness, member.backup, shared, own
             )
             update.states.put(half, update.worker, shared, own)
             grads.append(corrected)
-            factor = update.states.rule.scale(staleness)
+            factor = update.states.rule.scale(member.staleness)
             scales.append(1.0 if factor is None else factor)
-        weights = merge_weights(self._merge, [push.examples for push, _ in pushes])
+        weights = merge_weights(self._merge, [member.examples for member in members])
         weights, scale = group_scale(weights, np.asarray(scales, np.float32))
-        last: Any = pushes[-1][0].update
-        half = last.half
+        last = members[-1]
+        half, states = last.half, last.update.states
+        current = last.current(before)
+        shared, _ = states.of(half, last.update.worker, current)
         new, shared = half.update(
-            _of(values, half.variables), last.residuals, merged(grads, weights), scale,
-            last.states.of(half, last.worker, [])[0],
-        )  # fmt: skip
+            current, last.update.residuals, merged(grads, weights), scale, shared
+        )
         values.update(zip(map(id, half.updated), new, strict=True))
-        last.states.put_shared(half, shared)
+        states.put_shared(half, shared)
 
 
-def _union(groups: Any) -> list[Any]:
-    return list({id(variable): variable for group in groups for variable in group}.values())
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Member:
+    """One push's part of a group, on one server."""
 
+    half: StoreHalf
+    update: Any
+    backup: Sequence[Any]
+    examples: int
+    staleness: np.float32
 
-def _of(values: dict[int, Any], variables: Sequence[Any]) -> list[Any]:
-    return [values[id(variable)] for variable in variables]
+    def current(self, values: dict[int, Any]) -> list[Any]:
+        """What its half takes of the current values."""
+        return [values[id(variable)] for variable in self.half.variables]

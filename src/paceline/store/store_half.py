@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from paceline.program.flat import evaluate_nodes, value_of
+from paceline.program.flat import evaluate_nodes, needed, value_of
 from paceline.store.rules.base import scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from paceline.program.split import Cut, Write
     from paceline.store.rules import UpdateRule
@@ -28,6 +28,7 @@ class StoreHalf:
     Args:
         cut: the cut step.
         rule: the update rule.
+        writes: those of the cut's writes that it carries out, as one server does.
 
     Attributes:
         variables: those whose current values it takes, in order.
@@ -36,16 +37,22 @@ class StoreHalf:
         homes: the variable of each gradient, in the order of the gradients.
     """
 
-    def __init__(self, cut: Cut, rule: UpdateRule) -> None:
+    def __init__(self, cut: Cut, rule: UpdateRule, writes: Sequence[Write]) -> None:
         self._cut, self._rule = cut, rule
-        self._updates = [write for write in cut.writes if write.is_update]
-        self._states = [write for write in cut.writes if not write.is_update]
+        self._updates = [write for write in writes if write.is_update]
+        self._states = [write for write in writes if not write.is_update]
         self.updated = [write.variable for write in self._updates]
         self.kept = [write.variable for write in self._states]
-        self._gradients = [k for k, slot in enumerate(cut.residuals) if slot in cut.commits]
+        ours = {id(write.variable) for write in writes}
+        self._gradients = [
+            k for k, slot in enumerate(cut.residuals) if cut.commits.get(slot) in ours
+        ]
         known = {id(v): v for v in [v for _, v in cut.currents] + self.updated + self.kept}
         self.homes = [known[cut.commits[cut.residuals[k]]] for k in self._gradients]
-        self.variables = [v for key, v in known.items() if key in self._read(cut)]
+        self.variables = [v for key, v in known.items() if key in self._read(cut, writes)]
+        wanted = {write.result for write in writes if isinstance(write.result, int)}
+        wanted |= {slot for write in writes for node in write.nodes for slot in node.needs}
+        self._nodes = needed(cut.at_store, wanted)
         self._places = {id(v): k for k, v in enumerate(self.variables)}
         self._at_home = [self._places[id(v)] for v in self.homes]
         self.apply = jax.jit(self._apply)
@@ -53,13 +60,13 @@ class StoreHalf:
         self.correct = jax.jit(self._correct)
         self.update = jax.jit(self._update)
 
-    def _read(self, cut: Cut) -> set[int]:
+    def _read(self, cut: Cut, writes: Sequence[Write]) -> set[int]:
         """`id` of the variables whose current values matter."""
-        used = {slot for node in cut.at_store for slot in node.needs}
-        used |= {slot for write in cut.writes for node in write.nodes for slot in node.needs}
-        used |= {write.result for write in cut.writes if isinstance(write.result, int)}
+        used = {write.result for write in writes if isinstance(write.result, int)}
+        used |= {slot for write in writes for node in write.nodes for slot in node.needs}
+        used |= {slot for node in needed(cut.at_store, used) for slot in node.needs}
         read = {id(variable) for slot, variable in cut.currents if slot in used}
-        read |= {id(write.variable) for write in cut.writes if write.own is not None}
+        read |= {id(write.variable) for write in writes if write.own is not None}
         return read | {id(variable) for variable in self.homes}
 
     @property
@@ -68,9 +75,9 @@ class StoreHalf:
         return self._rule.needs_backup
 
     @functools.cached_property
-    def form(self) -> tuple[int, ...]:
-        """Which variables are updated by gradients: pushes of one form can be merged."""
-        return tuple(id(variable) for variable in self.homes)
+    def form(self) -> tuple[tuple[int, ...], ...]:
+        """What the gradients belong to and what they update: pushes of one form can be merged."""
+        return tuple(map(id, self.homes)), tuple(map(id, self.updated))
 
     def initial_state(self, current: Sequence[Any]) -> tuple[Any, Any]:
         """The rule's state: shared by the workers, and of one worker."""
@@ -124,7 +131,7 @@ class StoreHalf:
             place = self._places.get(id(variable))
             if place is not None:
                 env[slot] = current[place]
-        evaluate_nodes(self._cut.at_store, env)
+        evaluate_nodes(self._nodes, env)
         return env
 
     def _new_value(self, write: Write, env: dict[int, Any], current: Any) -> Any:
@@ -145,3 +152,38 @@ class StoreHalf:
         steps = [new.get(key, weights[key]) - weights[key] for key in map(id, self.homes)]
         shared = self._rule.finish(shared, steps)
         return [new[id(write.variable)] for write in self._updates], shared
+
+
+class StoreHalves:
+    """The store half of a step, divided over the servers that hold its variables.
+
+    An optimizer's slots are updated where their variable is. Scalars such as step count and
+    learning rate travel with each part, which reads all values as they were before the push.
+
+    Args:
+        cut: the cut step.
+        rule: the update rule.
+        server_of: the server of a variable that is no optimizer's.
+
+    Attributes:
+        parts: one per server that has something to do.
+        variables: those whose current values are taken.
+        writes: those that get new values.
+    """
+
+    def __init__(self, cut: Cut, rule: UpdateRule, server_of: Callable[[Any], int]) -> None:
+        known = {id(write.variable): write.variable for write in cut.writes}
+        per_server: dict[int, list[Write]] = {}
+        for write in cut.writes:
+            homes = [known[home] for home in write.homes if home in known]
+            is_slot = write.is_update and len(homes) == 1
+            server = server_of(homes[0] if is_slot else write.variable)
+            per_server.setdefault(server, []).append(write)
+        self.parts = [StoreHalf(cut, rule, per_server[server]) for server in sorted(per_server)]
+        self.variables = union(part.variables for part in self.parts)
+        self.writes = union([*part.updated, *part.kept] for part in self.parts)
+
+
+def union(groups: Iterable[Iterable[Any]]) -> list[Any]:
+    """The variables of all groups, each once, in order."""
+    return list({id(variable): variable for group in groups for variable in group}.values())

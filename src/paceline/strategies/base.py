@@ -303,6 +303,9 @@ class Strategy:
         """The devices that hold variables."""
         return self.devices
 
+    def welcome(self, variable: Any) -> None:
+        """Called when a variable has joined the strategy."""
+
     def settle(self) -> None:
         """Waits for what must come before a read or write across replicas; here nothing."""
 

@@ -54,7 +54,8 @@ class CentralStorageStrategy(Strategy):
     def __new__(cls, *args: Any, **kwargs: Any) -> CentralStorageStrategy:
         """Chooses the execution that the pace asks for."""
         is_lockstep = kwargs.get("pace") == Synchronous()
-        return super().__new__(LockstepCentralStorage if is_lockstep else FreeRunningCentralStorage)
+        chosen: Any = LockstepCentralStorage if is_lockstep else FreeRunningCentralStorage
+        return super().__new__(chosen)
 
     if TYPE_CHECKING:
 

@@ -13,6 +13,8 @@ from paceline.cluster.session import Session
 from paceline.monitor.staleness import Statistics
 from paceline.program import context
 from paceline.program.context import Frame
+from paceline.store.placing import RoundRobin
+from paceline.store.servers import Servers
 from paceline.strategies.base import Strategy
 from paceline.strategies.creation import Creation
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.cluster.base import Cluster, ClusterDriver
     from paceline.cluster.work import Work
     from paceline.pace import Pace
+    from paceline.store.placing import PlacementReport, Placing
     from paceline.store.rules import UpdateRule
     from paceline.store.step_update import Merge
     from paceline.types import ReduceOp
@@ -36,6 +39,7 @@ class MessageStrategy(Strategy):
         update_rule: how stale pushes are applied.
         merge: how the gradients of pushes that a pace groups are combined: "mean" (weighted by
             examples) or "sum".
+        placing: how variables are given to servers.
 
     Attributes:
         monitor: statistics of all pushes so far.
@@ -44,9 +48,15 @@ class MessageStrategy(Strategy):
     uses_messages = True
 
     def __init__(
-        self, cluster: Cluster, pace: Pace, update_rule: UpdateRule, merge: Merge = "mean"
+        self,
+        cluster: Cluster,
+        pace: Pace,
+        update_rule: UpdateRule,
+        merge: Merge = "mean",
+        placing: Placing | None = None,
     ) -> None:
         super().__init__((cluster.server_device(),))
+        self._servers = Servers(cluster.servers, placing or RoundRobin())
         self.cluster = cluster
         self.monitor = Statistics()
         self._pace = pace
@@ -67,6 +77,18 @@ class MessageStrategy(Strategy):
     def pace(self, pace: Pace) -> None:
         self.driver.set_pace(pace)
         self._pace = pace
+
+    def welcome(self, variable: Any) -> None:
+        """Gives a variable that has joined the strategy to a server."""
+        self._servers.add(variable)
+
+    def server_of(self, variable: Any) -> int:
+        """The index of the server that holds `variable`."""
+        return self._servers.of(variable)
+
+    def placement_report(self) -> PlacementReport:
+        """What every server holds: names and bytes, as dict or as text."""
+        return self._servers.report()
 
     @contextlib.contextmanager
     def _creation(self) -> Iterator[None]:

@@ -59,6 +59,7 @@ def adopt(variable: Any, strategy: Any, *, owner: Any = None, is_shared: bool = 
         _assume(variable, owner)
     variable._placement = Placement(kind, strategy)
     variable._is_shared = is_shared
+    strategy.welcome(variable)
     if old is None:
         return
     with jax.ensure_compile_time_eval():  # also in the middle of a trace the storage is concrete

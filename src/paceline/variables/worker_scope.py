@@ -22,11 +22,11 @@ class WorkerScope(SplitScope):
 
     def __init__(self, strategy: Any, take: Callable[[Any], Any] | None = None) -> None:
         super().__init__(take)
-        self._strategy = strategy
+        self.strategy = strategy
 
     def prepare(self, variable: Any) -> None:
         """A variable made outside the scope joins the strategy when a worker first uses it."""
-        adopt(variable, self._strategy)
+        adopt(variable, self.strategy)
 
     def to_value(self, variable: Any, storage: Any) -> Any:
         """What code sees: of a seed generator's state every worker sees another stream.
@@ -37,6 +37,7 @@ class WorkerScope(SplitScope):
 
     def write(self, variable: Any, operation: str, value: Any) -> None:
         """Carries out a write; a seed generator's successor goes back to the common stream."""
+        self.prepare(variable)
         if variable.is_seed_state and operation == "assign":
             value = shifted_seed(value, -self.worker_index())
         super().write(variable, operation, value)
