@@ -159,7 +159,8 @@ def _flat(batch: Any) -> tuple[list[Any], Any]:
 
 
 def _take(feeds: Sequence[Feed], own: list[FedIterator]) -> collections.deque[Any]:
-    return collections.deque(_flat(own[feed.iterator.place].take()) for feed in feeds)
+    # A list: a generator would turn the end of the data into another error.
+    return collections.deque([_flat(own[feed.iterator.place].take()) for feed in feeds])
 
 
 def _matching(known: Sequence[Step], batches: Any) -> Step | None:
