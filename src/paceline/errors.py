@@ -11,6 +11,12 @@
     |- MissingExtra (ImportError)        a package of one of Paceline's extras is not installed
     |- TraceError (TypeError)            Python code that cannot be traced into a step program
     |- EndOfData (IndexError)            `get_next()` past the last batch
+    |- Cancelled (RuntimeError)          work that was called off before it was finished
+    |- ClosureInputError (RuntimeError)  scheduled work uses something that could not be made
+    |- QueueFull (RuntimeError)          more work is queued than the queue may hold
+    |- WaitTimeout (TimeoutError)        a wait whose deadline passed; it names what was awaited
+    |- Unavailable (ConnectionError)     a worker or server does not answer
+    |  `- WorkerLost                     a worker is gone, and its work could not be moved
     `- CheckpointError (OSError)         a missing, damaged or foreign checkpoint
 
 A message says the rule that was broken, what was received, and what to do. The built-in base
@@ -67,6 +73,51 @@ class EndOfData(PacelineError, IndexError):
 
 OutOfRangeError = EndOfData
 """TensorFlow's name for `EndOfData`."""
+
+
+class Cancelled(PacelineError, RuntimeError):
+    """Work was called off before it was finished (tf.errors.CancelledError).
+
+    Cancelled does not mean not executed: what had started may have taken effect in part.
+    """
+
+
+CancelledError = Cancelled
+"""TensorFlow's name for `Cancelled`."""
+
+
+class ClosureInputError(PacelineError, RuntimeError):
+    """Scheduled work uses a per-worker dataset or value that could not be made.
+
+    The error that the making raised is the `__cause__`.
+    """
+
+
+class QueueFull(PacelineError, RuntimeError):
+    """More work is queued than the queue may hold."""
+
+
+class WaitTimeout(PacelineError, TimeoutError):
+    """The deadline of a wait passed (tf.errors.DeadlineExceededError).
+
+    The message names what was awaited, and for how long.
+    """
+
+
+DeadlineExceededError = WaitTimeout
+"""TensorFlow's name for `WaitTimeout`."""
+
+
+class Unavailable(PacelineError, ConnectionError):
+    """A worker or server does not answer (tf.errors.UnavailableError)."""
+
+
+UnavailableError = Unavailable
+"""TensorFlow's name for `Unavailable`."""
+
+
+class WorkerLost(Unavailable):
+    """A worker is gone, and its work could not be moved to another one."""
 
 
 class CheckpointError(PacelineError, OSError):
