@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import jax
+import keras
 import numpy as np
+
+from paceline.cluster.arguments import Deferred
+from paceline.errors import ClosureInputError, WaitTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,11 +18,12 @@ if TYPE_CHECKING:
     from paceline.cluster.work import Work
 
 
-class RemoteValue:
+class RemoteValue(Deferred):
     """What scheduled work will return (tf.distribute.experimental.coordinator.RemoteValue).
 
     Where an array is expected (arithmetic, `float`, NumPy, JAX, `strategy.reduce`) it waits and
-    stands for its value. It need not be held: dropped, the work is done all the same.
+    stands for its value; passed to scheduled work, it is waited for by the worker. It need not be
+    held: dropped, the work is done all the same.
 
     Args:
         driver: who runs the work.
@@ -44,6 +49,23 @@ class RemoteValue:
     def fetch(self) -> Any:
         """Waits and returns the result with NumPy leaves (tf's `fetch`); raises like `get`."""
         return jax.tree.map(_on_host, self.get())
+
+    def on_worker(self, worker: Any) -> Any:
+        """Waits and returns the result, for work on `worker` that it is passed to.
+
+        Raises:
+            ClosureInputError: there is no result.
+        """
+        try:
+            return self.get()
+        except WaitTimeout:
+            raise
+        except Exception as error:
+            worker.check()  # is it the waiting work that was called off?
+            raise ClosureInputError(
+                "Scheduled work needs the results that it is passed. Received: the result of "
+                f"{self._work.name}, which ended with {error!r}. Schedule that again first."
+            ) from error
 
     @property
     def has_ended(self) -> bool:
@@ -112,4 +134,5 @@ def resolved(nest: Any) -> Any:
 
 
 def _on_host(leaf: Any) -> Any:
-    return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+    is_array = isinstance(leaf, (jax.Array, keras.Variable))
+    return np.asarray(leaf)[()] if is_array else leaf  # [()]: a number where there are no dims

@@ -81,8 +81,13 @@ class Work:
 
     def _end(self, state: str) -> None:
         self.state = state
+        self.call = _ended  # what the call holds, such as a batch, is needed no more
         if self.on_end is not None:
             self.on_end(self)
 
     def __repr__(self) -> str:
         return self.name
+
+
+def _ended(worker: Any) -> Any:
+    raise TypeError("work that has ended was run again")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from paceline.cluster.arguments import Arguments
 from paceline.cluster.remote_value import RemoteValue, resolved
 from paceline.cluster.session import Session
 from paceline.monitor.staleness import Statistics
@@ -109,17 +110,25 @@ class MessageStrategy(Strategy):
         examples: int = 0,
         is_one_push: bool = False,
         is_repeatable: bool = True,
+        is_kept: bool = False,
         on_end: Callable[[Work], None] | None = None,
     ) -> RemoteValue:
         """Has the next free worker call `fn` under this strategy; returns at once.
 
+        Args:
+            fn: any callable.
+            args, kwargs: nests, which may hold remote values; the worker waits for those.
+            name, examples, is_one_push, is_repeatable, on_end: see `ClusterDriver.submit`.
+            is_kept: see `Arguments`.
+
         Raises:
             Exception: the first error of earlier work, once.
         """
-        positional, named = resolved((tuple(args), dict(kwargs or {})))
+        arguments = Arguments(tuple(args), dict(kwargs or {}), is_kept=is_kept)
 
         def call(worker: Any) -> Any:
             with context.entered(Frame(self)):
+                positional, named = arguments.on_worker(worker)
                 return fn(*positional, **named)
 
         work = self.driver.submit(

@@ -54,10 +54,6 @@ class MessageRunner(Runner):
         return self._logs, (None,) * NUM_STATE_GROUPS[self._kind]
 
     def _hand_out(self, batch: Any) -> None:
-        if not self._is_fed_arrays:  # its owner may write to it while it waits for a worker
-            batch = jax.tree.map(
-                lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, batch
-            )
         deadline = self._strategy.cluster.deadline
         if not self._room.acquire(timeout=deadline):
             raise WaitTimeout(
@@ -73,6 +69,7 @@ class MessageRunner(Runner):
             name=f"{self._kind} step",
             examples=next((shape[0] for shape in shapes if shape), 0),
             is_one_push=True,
+            is_kept=self._is_fed_arrays,
             on_end=self._note,
         )
         if self._logs is None:

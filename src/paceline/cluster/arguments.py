@@ -1,0 +1,56 @@
+"""The arguments of scheduled work, which may hold values that only its worker can give."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import jax
+import numpy as np
+
+from paceline.program import nest
+
+
+class Deferred(abc.ABC):
+    """Stands, anywhere in the arguments of scheduled work, for a value that its worker gets."""
+
+    @abc.abstractmethod
+    def on_worker(self, worker: Any) -> Any:
+        """Returns the value; called on the worker's thread, before the work itself.
+
+        Raises:
+            ClosureInputError: there is none.
+        """
+
+
+class Arguments:
+    """The arguments of one call, kept until a worker makes it, perhaps more than once.
+
+    Args:
+        args, kwargs: nests with `Deferred` values in them.
+        is_kept: nobody writes to the NumPy arrays among them before the call has been made. Else
+            they are copied here, as a loader may fill the same buffer for its next batch.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_kept: bool) -> None:
+        self._call = args, kwargs
+        self._leaves: list[Any] | None = None
+        if not args and not kwargs:
+            return
+        leaves, self._tree = jax.tree.flatten(nest.opened((args, kwargs)))
+        kinds = Deferred if is_kept else (Deferred, np.ndarray)
+        if any(isinstance(leaf, kinds) for leaf in leaves):
+            self._leaves = leaves if is_kept else [_own(leaf) for leaf in leaves]
+
+    def on_worker(self, worker: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns `args, kwargs` for a call on `worker`, whose thread this is."""
+        if self._leaves is None:
+            return self._call
+        leaves = [
+            leaf.on_worker(worker) if isinstance(leaf, Deferred) else leaf for leaf in self._leaves
+        ]
+        return nest.closed(jax.tree.unflatten(self._tree, leaves))
+
+
+def _own(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
