@@ -303,6 +303,15 @@ class Strategy:
         """The devices that hold variables."""
         return self.devices
 
+    def make_variable(self, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What `paceline.Variable(*args, **kwargs)` makes under this strategy.
+
+        Args:
+            make: makes one variable of these arguments.
+            args, kwargs: the arguments.
+        """
+        return make(*args, **kwargs)
+
     def welcome(self, variable: Any) -> None:
         """Called when a variable has joined the strategy."""
 

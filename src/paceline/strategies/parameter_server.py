@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cluster.local import Local
 from paceline.pace import Asynchronous
 from paceline.program import context
+from paceline.store import sharding
 from paceline.store.rules import StalenessScaled
 from paceline.strategies.messages import MessageStrategy
 
@@ -64,6 +65,10 @@ class ParameterServerStrategy(MessageStrategy):
     def cluster_resolver(self) -> Any:
         """The cluster resolver that was given."""
         return self._resolver
+
+    def make_variable(self, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A variable, or a `ShardedVariable` where the partitioner wants several shards."""
+        return sharding.create(self._partitioner, make, *args, **kwargs)
 
     def _run(
         self, fn: Callable[..., Any], args: Any, kwargs: Any, loss_rule: running.LossRule

@@ -43,13 +43,18 @@ _KERAS_NAMES = {
 
 
 class _VariableType(type(keras.Variable)):
-    """Replicas that run the same constructor call get one variable: the first replica makes it."""
+    """A variable is made as the current strategy wants it, which may divide it over servers.
+
+    Replicas that run the same constructor call get one variable: the first replica makes it.
+    """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        replica = context.replica_context()
-        if replica is None or replica.group is None:
-            return super().__call__(*args, **kwargs)
         make = super().__call__
+        replica, frame = context.replica_context(), context.current()
+        if replica is None or replica.group is None:
+            if frame is None:
+                return make(*args, **kwargs)
+            return frame.strategy.make_variable(make, *args, **kwargs)
         return replica.group.created_once(kwargs.get("name"), lambda: make(*args, **kwargs))
 
 
