@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import keras
 from jax.sharding import PartitionSpec
 
-from paceline.errors import InvalidArgument
+from paceline.errors import InvalidArgument, Unsupported
 from paceline.program import context, meeting, nest
 from paceline.program.compiled import Assembly, Variant
 from paceline.program.context import Frame
@@ -21,7 +22,7 @@ from paceline.types import PerReplica, Shape
 from paceline.variables.replica_scope import EagerReplicaScope, ReplicaScope, collect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from paceline.program.scope import TraceScope
 
@@ -68,8 +69,7 @@ def run_eager(
         own_args, own_kwargs = nest.closed(jax.tree.unflatten(tree, own))
         scope = EagerReplicaScope(replica)
         scopes.append(scope)
-        frame = Frame(strategy, replica=replica)
-        with context.inherited(frames), context.entered(frame), strategy._creation(), scope:
+        with context.inherited(frames), _as_replica(strategy, replica), scope:
             return fn(*own_args, **own_kwargs)
 
     def merge(payloads: list[Any]) -> Sequence[Any]:
@@ -86,6 +86,29 @@ def run_eager(
     results = Group(strategy.devices, merge).run(call)
     collect(scopes)
     return regroup(results)
+
+
+@contextlib.contextmanager
+def _as_replica(strategy: Any, replica: ReplicaContext) -> Iterator[None]:
+    """Runs the block as `replica`.
+
+    Raises:
+        Unsupported: the block wants the maximum of no examples.
+    """
+    try:
+        with context.entered(Frame(strategy, replica=replica)), strategy._creation():
+            yield
+    except ValueError as error:
+        if replica.local_examples != 0 or "zero-size array" not in str(error):
+            raise
+        raise Unsupported(
+            "A replica without examples runs the step on empty arrays, which have no maximum or "
+            f"minimum. Received: {replica.global_examples} examples for "
+            f"{replica.num_replicas_in_sync} replicas, and a step that takes one over all of a "
+            "replica's examples, as float8 layers do. Feed batches of at least "
+            f"{replica.num_replicas_in_sync} examples, the last one too, or pass `initial` to the "
+            "reduction."
+        ) from error
 
 
 def _on(leaf: Any, device: Any) -> Any:
@@ -168,7 +191,7 @@ def run_compiled(
             index, own_size = meeting.replica_id(), local if sizes else None
             replica = ReplicaContext(strategy, index, None, sizes, own_size, loss_rule, gathers)
             replica_scope.replica = replica
-            with context.entered(Frame(strategy, replica=replica)), strategy._creation():
+            with _as_replica(strategy, replica):
                 return fn(*own_args, **own_kwargs)
 
         replica_scope = ReplicaScope(ReplicaContext(strategy, None))

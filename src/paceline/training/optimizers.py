@@ -59,6 +59,7 @@ class FollowsStrategy(Mixin):
         self, optimizer_variables: Any, grads: Any, trainable_variables: Any
     ) -> tuple[list[Any], list[Any]]:
         """Returns new values of the variables (keras.Optimizer.stateless_apply)."""
+        trainable_variables = _global_values(self._trainable_variables, trainable_variables)
         is_outermost = not context.is_applying()
         grads = combined(list(grads), self._trainable_variables)
         if (scope := active_split()) is not None:
@@ -165,13 +166,22 @@ def _current(scope: SplitScope, variables: Sequence[Any], values: Sequence[Any])
 def _combine(grad: Any, variable: Any, replica: Any) -> Any:
     grad = jnp.asarray(grad)
     if getattr(variable, "overwrite_with_gradient", False):
-        return _largest(grad, replica)
+        return _largest(grad * rules.gradient_share(variable, replica), replica)
     if replica.loss_rule == "mean":
         return rules.mean(grad, replica)
     if replica.share == 0:
         # No examples: what is not finite was computed from none; a regulariser's part counts.
         grad = jnp.where(jnp.isfinite(grad), grad, jnp.zeros_like(grad))
     return meeting.commit(grad)
+
+
+def _global_values(variables: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """The values of `variables` across replicas, where a replica's own read gave `values`."""
+    replica = context.replica_context()
+    if replica is None or replica.num_replicas_in_sync == 1 or context.is_applying():
+        return list(values)
+    shares = [rules.gradient_share(variable, replica) for variable in variables]
+    return [x if share == 1 else x * share for x, share in zip(values, shares, strict=True)]
 
 
 def _largest(value: Any, replica: Any) -> Any:

@@ -34,8 +34,7 @@ class ReplicaScope(TraceScope):
 
     def to_value(self, variable: Any, storage: Any) -> Any:
         """A replica reads its own component; seed generators give every replica its own stream."""
-        is_folded = variable.is_seed_state and self.replica.num_replicas_in_sync > 1
-        return rules.fold_seed(storage, self.replica) if is_folded else storage
+        return rules.seen(variable, storage, self.replica)
 
     def write(self, variable: Any, operation: str, value: Any) -> None:
         """Aggregates the argument over the replicas and carries the operation out."""

@@ -20,6 +20,9 @@ from paceline.program.scope import combine, is_traced
 from paceline.types import VariableAggregation
 
 _SCALARS = (bool, int, float, complex, np.generic)
+# What Keras's float8 layers note of the loss's gradient: in fit, where a replica's loss is a mean
+# over its own examples, 1 / share of what one device would note.
+_GRADIENT_STATISTICS = ("outputs_grad_scale", "outputs_grad_amax_history")
 _SEED_STRIDE = np.uint32(0x9E3779B9)  # any odd number: replicas get distinct seeds
 
 
@@ -58,6 +61,22 @@ def shifted_seed(state: Any, index: Any) -> Any:
     """The seed state of stream `index`; index 0 is the state itself, -index leads back."""
     shift = jnp.asarray(index).astype(state.dtype)
     return state.at[0].add(shift * _SEED_STRIDE.astype(state.dtype))
+
+
+def seen(variable: Any, component: Any, replica: Any) -> Any:
+    """What a replica reads of a variable whose component is `component`."""
+    if replica.num_replicas_in_sync == 1:
+        return component
+    if variable.is_seed_state:
+        return fold_seed(component, replica)
+    share = 1.0 if context.is_applying() else gradient_share(variable, replica)
+    return component if share == 1 else component / share
+
+
+def gradient_share(variable: Any, replica: Any) -> float:
+    """What turns a replica's value of a statistic of gradients into the global one; else 1."""
+    is_statistic = variable.overwrite_with_gradient and variable.name in _GRADIENT_STATISTICS
+    return (replica.share or 1.0) if is_statistic and replica.loss_rule == "mean" else 1.0
 
 
 def _aggregated(variable: Any, operation: str, value: Any, replica: Any) -> Any:
