@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.local import Local
+from paceline.cluster.resolvers import ClusterResolver
+from paceline.cluster.spec import check_has_servers
+from paceline.errors import InvalidArgument, InvalidType
 from paceline.pace import Asynchronous
 from paceline.program import context
 from paceline.store import sharding
@@ -25,7 +29,9 @@ class ParameterServerStrategy(MessageStrategy):
     """Asynchronous training with parameter servers (tf.distribute.ParameterServerStrategy).
 
     Args:
-        cluster_resolver: its cluster spec gives the numbers of workers and servers; or None.
+        cluster_resolver: describes the cluster by the addresses of its tasks: chief, worker, ps,
+            evaluator. For now its workers and servers are threads of this process, as a log line
+            says; no address is contacted.
         variable_partitioner: called with shape and dtype of each variable made in the scope; see
             `paceline.distribute.experimental.partitioners`. None: variables stay whole.
         cluster: what the workers run on. Default: threads of this process.
@@ -35,8 +41,10 @@ class ParameterServerStrategy(MessageStrategy):
             examples) or "sum".
 
     Raises:
-        InvalidArgument: a cluster spec without workers or servers, or both a resolver and a
+        InvalidArgument: a cluster without workers or servers, with unknown jobs, more than one
+            chief or evaluator, or without the task that the resolver names; both a resolver and a
             cluster.
+        InvalidType: a resolver that is none.
 
     Semantics:
         tf.distribute.ParameterServerStrategy. Deviations: Keras's `fit` works; the pace can be
@@ -55,7 +63,10 @@ class ParameterServerStrategy(MessageStrategy):
         merge: Any = "mean",
     ) -> None:
         super().__init__(
-            cluster or Local(), pace or Asynchronous(), update_rule or StalenessScaled(), merge
+            _chosen(cluster_resolver, cluster),
+            pace or Asynchronous(),
+            update_rule or StalenessScaled(),
+            merge,
         )
         self._resolver = cluster_resolver
         self._partitioner = variable_partitioner
@@ -84,3 +95,30 @@ class ParameterServerStrategy(MessageStrategy):
 
     def __repr__(self) -> str:
         return f"ParameterServerStrategy({self.cluster!r}, pace={self.pace!r})"
+
+
+def _chosen(resolver: Any, cluster: Cluster | None) -> Cluster:
+    """What the workers run on: the cluster that was given, or one of the spec's size."""
+    if resolver is None:
+        return cluster or Local()
+    if cluster is not None:
+        raise InvalidArgument(
+            "A strategy has one cluster. Received: both a cluster_resolver and "
+            f"cluster={cluster!r}. Leave one of them out."
+        )
+    if not isinstance(resolver, ClusterResolver):
+        raise InvalidType(
+            "The first argument is a cluster resolver, such as "
+            "paceline.distribute.cluster_resolver.SimpleClusterResolver(cluster_spec). Received: "
+            f"{resolver!r}. A cluster like paceline.cluster.Local(...) goes in cluster=."
+        )
+    spec = resolver.cluster_spec()
+    check_has_servers(spec, resolver.task_type, resolver.task_id)
+    local = Local(workers=spec.num_tasks("worker"), servers=spec.num_tasks("ps"))
+    logging.getLogger("paceline").warning(
+        "ParameterServerStrategy runs the %d workers and %d servers of the cluster spec as threads "
+        "of this process; the addresses in it are not contacted.",
+        local.workers,
+        local.servers,
+    )
+    return local
