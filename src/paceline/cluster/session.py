@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cluster.dispatch import Dispatch
 from paceline.cluster.exchange import Exchange
 from paceline.cluster.steps import Steps
+from paceline.cluster.vigil import Vigil
 from paceline.store.step_update import GroupUpdate, RuleStates
 from paceline.store.store import Store
 from paceline.variables.shelf import Shelf
@@ -51,6 +52,7 @@ class Session:
 
         self.device = device
         self.states = RuleStates(rule)
+        self.vigil = Vigil()
         self.steps = Steps(rule)
         store = Store(Shelf())  # pyright: ignore[reportArgumentType]
         self.exchange = Exchange(store, pace, combine, record)

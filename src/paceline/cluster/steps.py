@@ -17,7 +17,7 @@ from paceline.program.keras_state import outside_of_scopes
 from paceline.program.split import cut
 from paceline.program.split_scope import FedIterator
 from paceline.program.worker_half import WorkerHalf
-from paceline.store.store_half import StoreHalves
+from paceline.store.store_half import StoreHalves, union
 from paceline.variables.worker_scope import WorkerScope
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Step:
         examples: leading dim of its first batch-like argument; 0 where there is none.
         is_update: whether it trains, with an optimizer or by hand: such steps keep the pace.
         has_writes: whether there is anything to push.
+        pulled: the variables that a worker pulls, those of its half first.
     """
 
     def __init__(self, function: Any, leaves: list[Any], tree: Any, scope: Any, rule: Any) -> None:
@@ -45,8 +46,7 @@ class Step:
         self._program = trace_call(function, leaves, tree, scope)
         halves = cut(self._program, scope.inputs, scope.updated)
         self.store_halves = StoreHalves(halves, rule, scope.strategy.server_of)
-        homes = [variable for part in self.store_halves.parts for variable in part.homes]
-        self.worker_half = WorkerHalf(halves, homes if rule.needs_backup else ())
+        self.worker_half = WorkerHalf(halves)
         self.feeds: list[Feed] = scope.feeds
         self.fed = [
             (self.feeds.index(source.source), source.leaf) for source in self.worker_half.fed
@@ -58,6 +58,7 @@ class Step:
         is_optimized = any(part.updated for part in self.store_halves.parts)
         self.is_update = is_optimized or any(variable.trainable for variable in written)
         self.has_writes = bool(written)
+        self.pulled = union([self.worker_half.variables, self.store_halves.homes])
         self._needs_backup = rule.needs_backup
 
     def result(self, arrays: Sequence[Any]) -> Any:
@@ -68,8 +69,13 @@ class Step:
         """For each part the weights behind its gradients, where the rule needs them."""
         if not self._needs_backup:
             return [[] for _ in self.store_halves.parts]
-        read = dict(zip(map(id, self.worker_half.variables), snapshot, strict=True))
-        return [[read[id(v)] for v in part.homes] for part in self.store_halves.parts]
+        read = iter(self.weights(snapshot))
+        return [[next(read) for _ in part.homes] for part in self.store_halves.parts]
+
+    def weights(self, snapshot: Sequence[Any]) -> list[Any]:
+        """What the worker read of the variables that gradients are for."""
+        read = dict(zip(map(id, self.pulled), snapshot, strict=True))
+        return [read[id(variable)] for variable in self.store_halves.homes]
 
 
 class Steps:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
+from paceline.cluster.vigil import Probe
 from paceline.program import nest
 from paceline.program.function import is_array
 from paceline.program.scope import is_variable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from paceline.cluster.exchange import Outcome
     from paceline.cluster.session import Session
+    from paceline.cluster.steps import Step
     from paceline.cluster.work import Work
     from paceline.store.store import Snapshot
 
@@ -76,22 +78,36 @@ class Worker:
         step, batches = session.steps.find(function, leaves, tree)
         arrays = self._here([leaf for leaf in leaves if is_array(leaf)])
         fed = self._here([batches[i][leaf] for i, leaf in step.fed])
-        snapshot = self.driver.pull(self, step.worker_half.variables, step.is_update)
-        values = self._here(snapshot.values)
+        snapshot = self.driver.pull(self, step.pulled, step.is_update)
+        values = self._here(snapshot.values[: len(step.worker_half.variables)])
         residuals, results = step.worker_half(values, fed, arrays, self.index, self.device)
         if not step.has_writes:
             return step.result(results)
         if self.device != session.device:
             residuals = jax.device_put(residuals, session.device)
         jax.block_until_ready(residuals)  # a push carries numbers, not the promise of them
+        self._push(step, snapshot, residuals)
+        return step.result(results)
+
+    def _push(self, step: Step, snapshot: Snapshot, residuals: Sequence[Any]) -> None:
+        session, probe = self.driver.session, None
+        self._sequence += 1
+        if step.is_update and session.vigil.wants(self._sequence):
+            gradients = step.store_halves.gradients_of(residuals)
+            probe = Probe(step.weights(snapshot.values), gradients)
         backups = step.backups(snapshot.values)
-        update = StepUpdate(step.store_halves, residuals, backups, self.index, session.states)
-        examples = step.examples
-        push = self._numbered(update, snapshot.version, examples)
+        update = StepUpdate(
+            step.store_halves, residuals, backups, self.index, session.states, probe
+        )
+        push = Push(
+            self.index, self.incarnation, self._sequence, snapshot.version, update, self.work,
+            step.examples,
+        )  # fmt: skip
         outcome = self.driver.push(self, push, step.is_update)
         if outcome.kind in ("dropped", "duplicate"):
             self.dropped = outcome.reason
-        return step.result(results)
+        if probe is not None:
+            session.vigil.observe(self.index, self._sequence, probe)
 
     def apply(self, update: Callable[[], Any]) -> Any:
         """Carries out an optimizer's update of code that is not compiled, as one unit."""
@@ -100,12 +116,6 @@ class Worker:
     def check(self) -> None:
         """Raises if what this worker runs was called off; called wherever it meets the store."""
         self.driver.check(self)
-
-    def _numbered(self, update: StepUpdate, version: int, examples: int) -> Push:
-        self._sequence += 1
-        return Push(
-            self.index, self.incarnation, self._sequence, version, update, self.work, examples
-        )
 
     def _here(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The arrays on the worker's device; those that are there, or anywhere, stay."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -60,6 +60,7 @@ class StepUpdate:
         backups: for each part the weights that the worker read, where the rule needs them.
         worker: who computed it.
         states: the rule's memory.
+        probe: is told what the update did, where somebody wants to know.
     """
 
     halves: StoreHalves
@@ -67,6 +68,7 @@ class StepUpdate:
     backups: Sequence[Sequence[Any]]
     worker: int
     states: RuleStates
+    probe: Probe | None = None
 
     @property
     def reads(self) -> list[Any]:
@@ -90,7 +92,20 @@ class StepUpdate:
             )
             self.states.put(half, self.worker, shared, own)
             new += [*updated, *kept]
+        if self.probe is not None:
+            after = values | dict(zip(map(id, self.writes), new, strict=True))
+            homes = self.halves.homes
+            old_homes = [values[id(variable)] for variable in homes]
+            self.probe.note(old_homes, [after[id(variable)] for variable in homes], staleness)
         return new
+
+
+class Probe(Protocol):
+    """Somebody who wants to know what an update did to the weights."""
+
+    def note(self, old: Sequence[Any], new: Sequence[Any], staleness: int) -> None:
+        """Takes the weights before and after, in the order of the gradients."""
+        ...
 
 
 class GroupUpdate:

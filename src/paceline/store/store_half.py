@@ -169,6 +169,7 @@ class StoreHalves:
         parts: one per server that has something to do.
         variables: those whose current values are taken.
         writes: those that get new values.
+        homes: the variable of each gradient.
     """
 
     def __init__(self, cut: Cut, rule: UpdateRule, server_of: Callable[[Any], int]) -> None:
@@ -181,7 +182,12 @@ class StoreHalves:
             per_server.setdefault(server, []).append(write)
         self.parts = [StoreHalf(cut, rule, per_server[server]) for server in sorted(per_server)]
         self.variables = union(part.variables for part in self.parts)
-        self.writes = union([*part.updated, *part.kept] for part in self.parts)
+        self.writes = [v for part in self.parts for v in (*part.updated, *part.kept)]
+        self.homes = [v for part in self.parts for v in part.homes]
+
+    def gradients_of(self, residuals: Sequence[Any]) -> list[Any]:
+        """The gradients among the residuals of a push, in the order of `homes`."""
+        return [gradient for part in self.parts for gradient in part.gradients_of(residuals)]
 
 
 def union(groups: Iterable[Iterable[Any]]) -> list[Any]:

@@ -12,25 +12,32 @@ import keras
 import numpy as np
 from keras.src.utils.io_utils import print_msg
 
+from paceline.monitor.callback import StalenessReport
+
 
 class Announcement(keras.callbacks.Callback):
     """Prints one line when training begins.
 
     Args:
-        num_replicas: how many replicas share a batch.
-        global_batch: examples of a batch, where `fit` was told.
+        strategy: the strategy that trains the model.
+        batch: examples of a batch, where `fit` was told.
     """
 
-    def __init__(self, num_replicas: int, global_batch: int | None) -> None:
+    def __init__(self, strategy: Any, batch: int | None) -> None:
         super().__init__()
-        self._num_replicas = num_replicas
-        self._global_batch = global_batch
+        self._strategy = strategy
+        self._batch = batch
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Keras calls this once it knows the number of steps."""
-        parts = [f"{self._num_replicas} replicas"]
-        if self._global_batch is not None:
-            parts.append(f"global batch {self._global_batch}")
+        if self._strategy.uses_messages:
+            workers = self._strategy.cluster.workers
+            who = "1 worker" if workers == 1 else f"{workers} workers"
+            parts, whose = [who, f"pace {self._strategy.pace!r}"], "batch"
+        else:
+            parts, whose = [f"{self._strategy.num_replicas_in_sync} replicas"], "global batch"
+        if self._batch is not None:
+            parts.append(f"{whose} {self._batch}")
         params: dict[str, Any] = self.params or {}
         if (steps := params.get("steps")) is not None:
             parts.append(f"{steps} updates per epoch")
@@ -39,12 +46,25 @@ class Announcement(keras.callbacks.Callback):
         print_msg(", ".join([*parts, f"learning rate {rate:g}"]))
 
 
-def announce(arguments: dict[str, Any], num_replicas: int, is_fed_arrays: bool) -> None:
-    """Adds the announcement to the callbacks among the arguments of `fit`."""
-    callbacks = arguments.get("callbacks") or []
-    is_list = isinstance(callbacks, (list, tuple, keras.callbacks.Callback))
-    if num_replicas == 1 or arguments.get("verbose", "auto") == 0 or not is_list:
+def announce(arguments: dict[str, Any], strategy: Any, is_fed_arrays: bool) -> None:
+    """Adds the announcement, and the report of asynchronous training, to the callbacks of `fit`.
+
+    Args:
+        arguments: those of `fit`; changed in place.
+        strategy: the strategy that trains the model.
+        is_fed_arrays: whether `x` is arrays, so that `batch_size` counts.
+    """
+    given = arguments.get("callbacks") or []
+    if isinstance(given, keras.callbacks.Callback):
+        given = [given]
+    if not isinstance(given, (list, tuple)):
         return
-    batch = (arguments.get("batch_size") or 32) if is_fed_arrays else None
-    given = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-    arguments["callbacks"] = [Announcement(num_replicas, batch), *given]
+    verbose = arguments.get("verbose", "auto")
+    added: list[Any] = []
+    if verbose != 0 and (strategy.uses_messages or strategy.num_replicas_in_sync > 1):
+        batch = (arguments.get("batch_size") or 32) if is_fed_arrays else None
+        added.append(Announcement(strategy, batch))
+    if strategy.uses_messages and not any(isinstance(c, StalenessReport) for c in given):
+        added.append(StalenessReport(print_table=verbose in ("auto", 1)))
+    if added:
+        arguments["callbacks"] = [*added, *given]

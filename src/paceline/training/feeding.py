@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from functools import partial
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +17,10 @@ from paceline.data.arrays import ArrayBatches
 from paceline.data.dataset import DistributedDataset
 from paceline.data.sources import INFINITE, Source
 from paceline.errors import InvalidArgument
-from paceline.types import PerReplica
+from paceline.types import InputContext, PerReplica
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # Their datasets and loaders are Keras's to read.
 _READ_BY_KERAS = ("tensorflow", "torch", "grain", "keras", "pandas", "scipy")
@@ -81,8 +83,17 @@ class BatchAdapter(DataAdapter):
         """Not known before the last batch."""
 
 
-def feed(arguments: dict[str, Any]) -> None:
-    """Wraps the data among the arguments of one of Keras's loops, where Keras needs it."""
+def feed(arguments: dict[str, Any], num_replicas: int) -> None:
+    """Wraps the data among the arguments of one of Keras's loops, where Keras needs it.
+
+    Args:
+        arguments: those of the loop; changed in place. A function given as data is called with an
+            `InputContext`, or without arguments, and returns the dataset.
+        num_replicas: replicas of the strategy.
+    """
+    for name in ("x", "validation_data"):
+        if is_dataset_function(arguments.get(name)):
+            arguments[name] = _called(arguments[name], num_replicas)
     class_weight = arguments.get("class_weight")
     steps = arguments.get("steps_per_epoch") or arguments.get("steps")
     if is_batches(arguments.get("x")):
@@ -90,6 +101,16 @@ def feed(arguments: dict[str, Any]) -> None:
     if is_batches(arguments.get("validation_data")):
         is_bounded = arguments.get("validation_steps") is not None
         arguments["validation_data"] = BatchAdapter(arguments["validation_data"], None, is_bounded)
+
+
+def is_dataset_function(data: Any) -> bool:
+    """Whether `data` is a function that makes a dataset."""
+    return inspect.isfunction(data) or inspect.ismethod(data) or isinstance(data, partial)
+
+
+def _called(make: Callable[..., Any], num_replicas: int) -> Any:
+    takes_context = bool(inspect.signature(make).parameters)
+    return make(InputContext(num_replicas_in_sync=num_replicas)) if takes_context else make()
 
 
 def is_arrays(data: Any) -> bool:

@@ -71,10 +71,10 @@ class TrainsOnReplicas(Mixin):
         arguments = inspect.signature(loop).bind(*args, **kwargs).arguments
         arguments.update(arguments.pop("kwargs", {}))
         self.__dict__.setdefault("_paceline_fed_arrays", {})[kind] = is_arrays(arguments.get("x"))
+        strategy = self.distribute_strategy
         if kind == "train":
-            replicas = self.distribute_strategy.num_replicas_in_sync
-            announce(arguments, replicas, is_arrays(arguments.get("x")))
-        feed(arguments)
+            announce(arguments, strategy, is_arrays(arguments.get("x")))
+        feed(arguments, strategy.num_replicas_in_sync)
         runner = getattr(self, f"{kind}_function")
         if isinstance(runner, Runner):
             runner.has_run = False
