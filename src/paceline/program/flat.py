@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jax.extend import core as jex
 
 from paceline.program import meeting
+from paceline.program.reread import reread_p
 from paceline.program.step import bind, inlined_program
 
 if TYPE_CHECKING:
@@ -46,6 +47,11 @@ class Node:
     def is_commit(self) -> bool:
         """Whether a value passes here on its way to a variable's home."""
         return self.equation.primitive is meeting.commit_p
+
+    @property
+    def is_reread(self) -> bool:
+        """Whether a value passes here that was written and is read again."""
+        return self.equation.primitive is reread_p
 
 
 @dataclasses.dataclass(frozen=True)

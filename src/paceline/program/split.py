@@ -241,7 +241,7 @@ class _Cutter:
         if _has_heavy(node.equation):
             return True
         size = sum(_num_bytes(self._flat.avals[slot]) for slot in node.outputs)
-        return size > max(limit, _SMALL)
+        return size > limit
 
     def _is_large(self, border: set[Slot], variable: Any) -> bool:
         size = sum(_num_bytes(self._flat.avals[slot]) for slot in border)

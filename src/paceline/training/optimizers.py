@@ -20,6 +20,7 @@ import keras
 from paceline.program import context, meeting
 from paceline.program.function import is_tracing
 from paceline.program.keras_state import outside_of_scopes
+from paceline.program.reread import reread
 from paceline.program.split_scope import active_split, committed
 from paceline.training.twins import Mixin, become_twin, twin
 from paceline.variables import rules
@@ -47,6 +48,8 @@ class FollowsStrategy(Mixin):
         grads, variables = self._paired(grads, trainable_variables)
         self._make_variables(variables)
         grads = combined(grads, variables)
+        if (scope := active_split()) is not None:
+            scope.note_update(self.variables)
         worker = context.worker()
 
         def update() -> Any:
@@ -62,15 +65,21 @@ class FollowsStrategy(Mixin):
         trainable_variables = _global_values(self._trainable_variables, trainable_variables)
         is_outermost = not context.is_applying()
         grads = combined(list(grads), self._trainable_variables)
-        if (scope := active_split()) is not None:
+        given = list(trainable_variables), list(optimizer_variables)
+        weights, own = given
+        scope = active_split() if is_outermost else None
+        if scope is not None:
+            scope.note_update(self.variables)
             # Keras's fit passes what the worker read; the update is of the current values.
-            with context.applying():
-                optimizer_variables = _current(scope, self.variables, optimizer_variables)
-                trainable_variables = _current(
-                    scope, self._trainable_variables, trainable_variables
-                )
+            weights = _current(scope, self._trainable_variables, weights)
+            own = _current(scope, self.variables, own)
         with context.applying():
-            updated = super().stateless_apply(optimizer_variables, grads, trainable_variables)
+            updated = super().stateless_apply(own, grads, weights)
+        if scope is not None:
+            updated = (
+                _handed_back(given[0], weights, updated[0]),
+                _handed_back(given[1], own, updated[1]),
+            )
         if is_outermost and (results := _applied.get()) is not None:
             results += [*updated[0], *updated[1]]
         return updated
@@ -160,7 +169,14 @@ def combined(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
 
 def _current(scope: SplitScope, variables: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     """The current values of `variables`, where `values` are the ones that a worker read."""
-    return [scope.current(v, value) for v, value in zip(variables, values, strict=True)]
+    with context.applying():
+        return [scope.current(v, value) for v, value in zip(variables, values, strict=True)]
+
+
+def _handed_back(given: Sequence[Any], taken: Sequence[Any], new: Sequence[Any]) -> list[Any]:
+    """The results of an update of `taken`: what was left as it is, is what was `given`."""
+    triples = zip(given, taken, new, strict=True)
+    return [old if value is current else reread(value) for old, current, value in triples]
 
 
 def _combine(grad: Any, variable: Any, replica: Any) -> Any:
