@@ -98,5 +98,9 @@ class ClusterDriver(abc.ABC):
         """Changes how far workers may drift apart; what was held is applied first."""
 
     @abc.abstractmethod
+    def release(self) -> None:
+        """Lets workers go when there is no work left; work that comes later gets new ones."""
+
+    @abc.abstractmethod
     def stop(self) -> None:
         """Cancels all work and ends the workers."""

@@ -12,7 +12,7 @@ import jax
 from paceline.cluster.base import Cluster, ClusterDriver
 from paceline.cluster.devices import resolve
 from paceline.cluster.instructions import Cancelled, Dropped, Failed, Interrupt, Requeued
-from paceline.cluster.serving import Bell, start
+from paceline.cluster.serving import Bell, soon, start
 from paceline.cluster.work import Work
 from paceline.cluster.worker import Worker
 from paceline.errors import Cancelled as CancelledError
@@ -130,9 +130,10 @@ class LocalDriver(ClusterDriver):
         self._resting: set[Worker] = set()
         self._interrupted: dict[int, Work] = {}
         self._is_closing = False
+        self._is_released = False
         self._progress = time.monotonic()
         self._called_off_at = 0.0
-        weakref.finalize(self, self._bell.end)
+        weakref.finalize(self, soon, self._bell.end).atexit = False
 
     # For the coordinator ----------------------------------------------------------------------
 
@@ -196,6 +197,11 @@ class LocalDriver(ClusterDriver):
         with handover:
             self.session.exchange.set_pace(pace, time.monotonic())
             self._note_progress(time.monotonic())
+
+    def release(self) -> None:
+        with handover:
+            self._is_released = self._is_closing = True
+            self._bell.condition.notify_all()
 
     def stop(self) -> None:
         with handover:
@@ -261,7 +267,7 @@ class LocalDriver(ClusterDriver):
         return worker if worker is not None and worker.incarnation == incarnation else None
 
     def take(self, worker: Worker) -> Work | None:
-        """The next work of `worker`; called with the lock held."""
+        """The next work of `worker`, which is let go if it is to be; called with the lock held."""
         exchange, now = self.session.exchange, time.monotonic()
         work = self.session.dispatch.take(worker.index, worker.incarnation, now)
         if work is not None:
@@ -271,6 +277,9 @@ class LocalDriver(ClusterDriver):
         elif self._is_closing and exchange.is_member(worker.index):
             exchange.finish(worker.index, now)
             self._changed.notify_all()
+        if work is None and self._is_released:
+            del self._workers[worker.index]
+            self.session.dispatch.lost(worker.index, worker.incarnation, "was let go")
         return work
 
     def run(self, worker: Worker, work: Work) -> None:
@@ -303,7 +312,7 @@ class LocalDriver(ClusterDriver):
 
     def _open(self) -> None:
         """Work has come: everybody takes part."""
-        self._is_closing = False
+        self._is_closing = self._is_released = False
         exchange = self.session.exchange
         for index in range(self._cluster.workers):
             if index not in self._workers:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,8 @@ from paceline.program import context
 from paceline.program.handover import handover
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paceline.cluster.local import LocalDriver
 
 
@@ -34,6 +38,17 @@ class Bell:
             self.condition.notify_all()
 
 
+def soon(act: Callable[[], Any]) -> None:
+    """Calls `act` from a thread of its own. For finalizers that need a lock.
+
+    The collector runs those in the midst of anything, so that waiting for a lock there may be
+    waiting for what this very thread holds.
+    """
+    with contextlib.suppress(RuntimeError):  # the interpreter is ending, and all threads with it
+        # Starting a `threading.Thread` takes a lock itself.
+        _thread.start_new_thread(act, ())
+
+
 def start(driver: LocalDriver, worker: Any, bell: Bell) -> None:
     """Starts the thread of a worker. It ends by itself, with its driver at the latest."""
     find_driver = weakref.ref(driver)
@@ -54,6 +69,8 @@ def _serve(find_driver: Any, index: int, incarnation: int, bell: Bell) -> None:
                 return
             work = driver.take(worker)
             if work is None:
+                if driver.worker(index, incarnation) is None:
+                    return
                 del driver, worker
                 if not bell.is_over:  # this thread may have been the last one to know the driver
                     bell.condition.wait()

@@ -10,6 +10,7 @@ import jax
 
 from paceline.cluster.arguments import Arguments
 from paceline.cluster.remote_value import RemoteValue, resolved
+from paceline.cluster.serving import soon
 from paceline.cluster.session import Session
 from paceline.monitor.staleness import Statistics
 from paceline.program import context
@@ -67,7 +68,7 @@ class MessageStrategy(Strategy):
         self.driver = cluster.open(self.session)
         # Idle threads know neither driver nor strategy, and this only where the driver is, so that
         # both can be dropped; a value that is still held may keep the driver longer.
-        weakref.finalize(self, _stop, weakref.ref(self.driver))
+        weakref.finalize(self, _stop, weakref.ref(self.driver)).atexit = False
 
     @property
     def pace(self) -> Pace:
@@ -157,4 +158,4 @@ class MessageStrategy(Strategy):
 def _stop(find_driver: Callable[[], ClusterDriver | None]) -> None:
     driver = find_driver()
     if driver is not None:
-        driver.stop()
+        soon(driver.stop)
