@@ -149,7 +149,7 @@ def _maker(dataset: Any, strategy: Any) -> tuple[Callable[[Any], Any], str]:
             f"Received: {dataset!r}. Pass a function that returns a new one."
         )
     _readable(dataset)
-    remake = getattr(dataset, "remake", None) if isinstance(dataset, DistributedDataset) else None
+    remake = dataset.remake if isinstance(dataset, DistributedDataset) else None
     name = f"the dataset {type(dataset).__name__}"
     return (lambda worker: dataset if remake is None else remake()), name
 

@@ -56,7 +56,12 @@ class DistributedDataset:
         num_steps: returns how many elements one pass has, or `INFINITE` or `UNKNOWN`.
         strategy: the strategy it is distributed over.
         options: the input options.
+
+    Attributes:
+        remake: makes the dataset again for another reader; None where `iter()` is enough.
     """
+
+    remake: Callable[[], Any] | None = None
 
     def __init__(
         self,

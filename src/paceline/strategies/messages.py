@@ -19,6 +19,7 @@ from paceline.store.placing import RoundRobin
 from paceline.store.servers import Servers
 from paceline.strategies.base import Strategy
 from paceline.strategies.creation import Creation
+from paceline.types import InputContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -141,6 +142,29 @@ class MessageStrategy(Strategy):
             on_end=on_end,
         )
         return RemoteValue(self.driver, work)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[..., Any], options: Any = None
+    ) -> Any:
+        """Reads what `dataset_fn(InputContext)` returns; on a worker, the context says which.
+
+        See `Strategy.distribute_datasets_from_function`. Given to `create_per_worker_dataset`, the
+        function is called again on every worker.
+        """
+
+        def make(given: InputContext) -> Any:
+            worker = context.worker()
+            if worker is not None:
+                count = self.cluster.workers
+                given = InputContext(count, worker.index, given.num_replicas_in_sync)
+            return dataset_fn(given)
+
+        distribute = super().distribute_datasets_from_function
+        dataset = distribute(make if callable(dataset_fn) else dataset_fn, options)
+        dataset.remake = lambda: distribute(make, options)
+        return dataset
+
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
         """Reduces values; one that is on its way is waited for (see `Strategy.reduce`)."""
