@@ -118,12 +118,13 @@ class Worker:
         self.driver.check(self)
 
     def _here(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """The arrays on the worker's device; those that are there, or anywhere, stay."""
+        """The arrays on the worker's device; NumPy's get there with the call that takes them."""
         device = self.device
         elsewhere = [
-            k for k, array in enumerate(arrays)
-            if not isinstance(array, jax.Array) or (array.committed and array.device != device)
-        ]  # fmt: skip
+            k
+            for k, array in enumerate(arrays)
+            if isinstance(array, jax.Array) and array.committed and array.device != device
+        ]
         if not elsewhere:
             return arrays
         moved = jax.device_put([arrays[k] for k in elsewhere], device)
