@@ -6,7 +6,6 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
 from paceline.cluster.remote_value import RemoteValue
 from paceline.cluster.serving import soon
@@ -14,7 +13,7 @@ from paceline.coordinator.datasets import PerWorkerDataset
 from paceline.coordinator.values import PerWorkerValues
 from paceline.errors import ContextError, InvalidArgument, InvalidType
 from paceline.program import context, nest
-from paceline.program.split_scope import active_split
+from paceline.program.split_scope import worker_index
 from paceline.strategies.parameter_server import ParameterServerStrategy
 
 if TYPE_CHECKING:
@@ -215,14 +214,13 @@ def experimental_get_current_worker_index() -> Any:
     Raises:
         ContextError: no worker runs the code.
     """
-    worker = context.worker()
-    if worker is None:
+    index = worker_index()
+    if index is None:
         raise ContextError(
             "Only workers have an index. Received: a call outside of a scheduled function. Ask in "
             "a function given to ClusterCoordinator.schedule, or in a per-worker dataset function."
         )
-    scope = active_split()
-    return np.int64(worker.index) if scope is None else scope.worker_index()
+    return index
 
 
 def _let_go(find_driver: Callable[[], ClusterDriver | None]) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
+import numpy as np
 
 from paceline.errors import EndOfData
 from paceline.program import context, meeting
@@ -195,6 +196,15 @@ def active_split() -> SplitScope | None:
     while scope is not None and not isinstance(scope, SplitScope):
         scope = getattr(scope, "original_scope", None)
     return scope
+
+
+def worker_index() -> Any:
+    """The index of the worker that runs the code, traced in a step; None where no worker does."""
+    worker = context.worker()
+    if worker is None:
+        return None
+    scope = active_split()
+    return np.int64(worker.index) if scope is None else scope.worker_index()
 
 
 def committed(gradients: list[Any], variables: list[Any]) -> list[Any]:

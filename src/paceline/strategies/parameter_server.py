@@ -15,6 +15,7 @@ from paceline.program import context
 from paceline.store import sharding
 from paceline.store.rules import StalenessScaled
 from paceline.strategies.messages import MessageStrategy
+from paceline.variables import per_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,9 @@ class ParameterServerStrategy(MessageStrategy):
         return self._resolver
 
     def make_variable(self, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A variable, or a `ShardedVariable` where the partitioner wants several shards."""
+        """A variable; a `PerWorkerVariable` or a `ShardedVariable` where one is asked for."""
+        if kwargs.pop("per_worker_variable", False):
+            return per_worker.create(make, self.cluster.workers, *args, **kwargs)
         return sharding.create(self._partitioner, make, *args, **kwargs)
 
     def _run(

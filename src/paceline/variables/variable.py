@@ -73,6 +73,8 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
             write its own copy and combines them when the variable is read across replicas.
         aggregation: how writes inside `strategy.run` (ON_WRITE) or the copies (ON_READ) combine.
         shape: checked against the initial value's shape.
+        per_worker_variable: in the scope of a `ParameterServerStrategy`, make a
+            `PerWorkerVariable`.
         validate_shape, caching_device, variable_def, import_scope: accepted and ignored.
 
     Raises:
@@ -103,8 +105,14 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
         synchronization: Any = VariableSynchronization.AUTO,
         aggregation: Any = VariableAggregation.NONE,
         shape: Any = None,
+        per_worker_variable: bool = False,
     ) -> None:
         shown = name or "Variable"
+        if per_worker_variable:
+            raise InvalidArgument(
+                "Only a ParameterServerStrategy has variables with a copy per worker. Received: "
+                f"per_worker_variable=True for {shown!r} outside of the scope of one."
+            )
         aggregation = parse_aggregation(aggregation, shown)
         synchronization = parse_synchronization(synchronization, shown)
         is_on_read = synchronization is VariableSynchronization.ON_READ
@@ -113,8 +121,8 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
                 "A variable needs an initial value. Received: initial_value=None for "
                 f"{shown!r}. Pass an array, a number or a callable that returns one."
             )
-        with _outside_of_traces():
-            value = _initial_array(initial_value, dtype, shape, shown)
+        with outside_of_traces():
+            value = initial_array(initial_value, dtype, shape, shown)
             super().__init__(
                 value,
                 dtype=dtype or str(value.dtype),
@@ -442,7 +450,8 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
         )
 
 
-def _initial_array(initial_value: Any, dtype: Any, shape: Any, name: str) -> Any:
+def initial_array(initial_value: Any, dtype: Any, shape: Any, name: str) -> Any:
+    """The array that a variable starts with, from what its constructor was given."""
     value = initial_value() if callable(initial_value) else initial_value
     if isinstance(value, keras.Variable):
         value = value.value
@@ -468,7 +477,7 @@ def _initial_array(initial_value: Any, dtype: Any, shape: Any, name: str) -> Any
 
 
 @contextlib.contextmanager
-def _outside_of_traces() -> Iterator[None]:
+def outside_of_traces() -> Iterator[None]:
     """Creates variables with concrete values also while a step is traced (tf.init_scope)."""
     with outside_of_scopes(), jax.ensure_compile_time_eval():
         yield
