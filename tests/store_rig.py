@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.store.step_update import Merge
 
 NUM_WORKERS = 4
+HEAVY = {"dot_general", "conv_general_dilated", "scan", "while", "sort"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +98,11 @@ class Rig:
         computed = [self.compute(step, *args, worker=k) for k, args in enumerate(calls)]
         self.apply(*computed)
         return [one.result for one in computed]
+
+
+def f32(*values: Any) -> np.ndarray:
+    """A float32 scalar of one number, a vector of several."""
+    return np.asarray(values if len(values) > 1 else values[0], np.float32)
 
 
 def num_bytes(arrays: Any) -> int:

@@ -126,6 +126,7 @@ class _Cutter:
             self._makers.update(dict.fromkeys(node.outputs, place))
             for slot in node.needs:
                 self._users[slot].append(place)
+        self._constant = self._constant_slots()
         self._late = self._late_slots()
 
     def cut(self) -> Cut:
@@ -187,7 +188,8 @@ class _Cutter:
             slot = waiting.pop()
             if slot in inputs:
                 continue
-            if slot in self._committed or (slot not in self._late and slot not in from_own):
+            is_known = slot in self._late or slot in from_own or slot in self._constant
+            if slot in self._committed or not is_known:
                 border.add(slot)
                 continue
             place = self._makers[slot]
@@ -196,6 +198,16 @@ class _Cutter:
             seen |= needs
             waiting += needs
         return [self._nodes[place] for place in sorted(places)], border
+
+    def _constant_slots(self) -> set[Slot]:
+        """What depends on no input, and need not travel."""
+        known = set(self._consts)
+        for node in self._nodes:
+            if node.is_commit or not known.issuperset(node.needs):
+                continue
+            if not node.equation.effects and not _has_heavy(node.equation):
+                known.update(node.outputs)
+        return known
 
     def _late_slots(self) -> set[Slot]:
         """What depends on current values and on what passed a commit.
