@@ -92,6 +92,15 @@ def component() -> int | None:
     return _state.frames[-1].component if _state.frames else None
 
 
+def own_component() -> int | None:
+    """Index of the component that this code sees of a variable with several, or None for all.
+
+    That is the one an update function works on, or the one of the worker whose thread this is.
+    """
+    index = component()
+    return _state.worker.index if index is None and _state.worker is not None else index
+
+
 def replica_context() -> Replica | None:
     """The replica that the code runs in, or None across replicas and in the default state."""
     return _state.frames[-1].replica if _state.frames else None

@@ -23,7 +23,7 @@ from paceline.types import PerReplica, ReduceOp, ValueContext
 from paceline.variables.variable import Variable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from paceline.program.backpressure import Backpressure
 
@@ -73,6 +73,11 @@ class Strategy:
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
         memo[id(self)] = self
         return self
+
+    @property
+    def num_components(self) -> int:
+        """How many copies an ON_READ variable has: one per replica, or one per worker."""
+        return self.num_replicas_in_sync
 
     # Scopes -------------------------------------------------------------------------------------
 
@@ -340,6 +345,10 @@ class Strategy:
     def place_stacked(self, value: Any) -> Any:
         """Puts row i of `[replica, ...]` on replica i."""
         return self.place(value)
+
+    def join_stacked(self, parts: Sequence[Any]) -> Any:
+        """Makes components one array `[component, ...]`."""
+        return self.place(jnp.stack([jnp.asarray(part) for part in parts]))
 
     def stacked(self, nest: Any) -> Any:
         """Per-replica values in the form that a compiled step takes."""

@@ -81,6 +81,11 @@ class MessageStrategy(Strategy):
         self.driver.set_pace(pace)
         self._pace = pace
 
+    @property
+    def num_components(self) -> int:
+        """An ON_READ variable has one copy per worker."""
+        return self.cluster.workers
+
     def welcome(self, variable: Any) -> None:
         """Gives a variable that has joined the strategy to a server."""
         self._servers.add(variable)

@@ -71,7 +71,14 @@ def adopt(variable: Any, strategy: Any, *, owner: Any = None, is_shared: bool = 
 def _kind(variable: Any, strategy: Any) -> Kind:
     aggregation = parse_aggregation(_declared(variable, "_aggregation"), variable.path)
     synchronization = parse_synchronization(_declared(variable, "_synchronization"), variable.path)
-    if not strategy.mirrors_variables:
+    # Under workers that push, a metric of Keras is one variable at the store, which loses no update;
+    # what a user makes ON_READ is every worker's own.
+    is_per_worker = (
+        strategy.uses_messages
+        and isinstance(variable, Variable)
+        and synchronization is VariableSynchronization.ON_READ
+    )
+    if not strategy.mirrors_variables and not is_per_worker:
         return Kind.SINGLE
     if synchronization is VariableSynchronization.NONE and isinstance(variable, Variable):
         raise InvalidArgument(

@@ -40,7 +40,7 @@ class Placement:
     @property
     def num_replicas(self) -> int:
         """How many components the variable has."""
-        return 1 if self.home is None else self.home.num_replicas_in_sync
+        return 1 if self.home is None else self.home.num_components
 
     @property
     def is_stacked(self) -> bool:

@@ -232,10 +232,10 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
     # Reads -----------------------------------------------------------------------------------
 
     def logical_value(self, storage: Any) -> Any:
-        """The one value across replicas of what the variable holds, or an update function's."""
+        """The one value across replicas of what the variable holds, or one component's."""
         if not self.placement.is_stacked:
             return storage
-        if (index := context.component()) is not None:
+        if (index := context.own_component()) is not None:
             return placement.component(storage, index)
         return placement.logical(storage, self.effective_aggregation, self._path)
 
@@ -347,7 +347,7 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
         """What the variable holds after a write in cross-replica context."""
         if not self.placement.is_stacked:
             return combine(operation, storage, value)
-        if (index := context.component()) is not None:
+        if (index := context.own_component()) is not None:
             old = placement.component(storage, index)
             return self.placement.with_component(storage, index, combine(operation, old, value))
         if context.writes_are_direct():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from paceline.program.scope import combine
 from paceline.program.split_scope import SplitScope
 from paceline.variables.adoption import adopt
 from paceline.variables.rules import shifted_seed
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 class WorkerScope(SplitScope):
     """Collects the reads and writes of one step of the message path.
+
+    Of an ON_READ variable, which holds `[worker, ...]`, a worker sees and writes its own row.
 
     Args:
         strategy: the strategy whose variables the step uses.
@@ -33,11 +36,18 @@ class WorkerScope(SplitScope):
 
         The first worker reads the state itself, so one worker draws what a single device draws.
         """
+        if variable.placement.is_stacked:
+            return storage[self.worker_index()]
         return shifted_seed(storage, self.worker_index()) if variable.is_seed_state else storage
 
     def write(self, variable: Any, operation: str, value: Any) -> None:
         """Carries out a write; a seed generator's successor goes back to the common stream."""
         self.prepare(variable)
+        if variable.placement.is_stacked:
+            storage, index = self.storage(variable), self.worker_index()
+            own = combine(operation, storage[index], value)
+            self.set_storage(variable, storage.at[index].set(own))
+            return
         if variable.is_seed_state and operation == "assign":
             value = shifted_seed(value, -self.worker_index())
         super().write(variable, operation, value)
