@@ -16,7 +16,12 @@ NAMESPACES = (
     "paceline.config",
     "paceline.distribute",
     "paceline.distribute.experimental",
+    "paceline.distribute.coordinator",
+    "paceline.distribute.cluster_resolver",
     "paceline.distribute.partitioners",
+    "paceline.cluster",
+    "paceline.pace",
+    "paceline.update_rules",
     "paceline.data",
     "paceline.nn",
     "paceline.train",
@@ -27,20 +32,39 @@ NAMESPACES = (
     "paceline.datasets.digits",
     "paceline.errors",
 )
-# Namespaces that hold more of Keras than of Paceline: only these are ours.
+# Namespaces that hold more than what is described there: names of Keras, second names, and what is
+# only for those who write a pace.
 OWN = {
+    "paceline.distribute.experimental": (
+        "CentralStorageStrategy",
+        "CommunicationImplementation",
+        "CommunicationOptions",
+        "ValueContext",
+    ),
+    "paceline.distribute.coordinator": (
+        "ClusterCoordinator",
+        "PerWorkerDataset",
+        "PerWorkerIterator",
+        "PerWorkerValues",
+        "RemoteValue",
+        "experimental_get_current_worker_index",
+    ),
+    "paceline.pace": ("Asynchronous", "BoundedStaleness", "Softsync", "Synchronous"),
     "paceline.keras.models": ("Model", "Sequential"),
     "paceline.keras.layers": ("BatchNormalization",),
     "paceline.datasets.digits": ("load_data",),
 }
 # Members that one layer of the package offers to another, not to users.
 INTERNAL = {
-    "adopt", "array", "backpressure", "effective_aggregation", "follow", "is_aggregation_assumed",
-    "is_declared", "is_on_read", "is_optimizer_state", "is_seed_state", "is_shared", "join",
-    "join_stacked", "logical_value", "parse", "place", "place_stacked", "placement", "shapes",
-    "sharding", "stacked", "storage_dtype", "storage_shape", "tree_flatten", "tree_unflatten",
-    "written_storage",
+    "adopt", "array", "backpressure", "effective_aggregation", "follow", "forget",
+    "is_aggregation_assumed", "is_declared", "is_on_read", "is_optimizer_state", "is_seed_state",
+    "is_shared", "join", "join_stacked", "logical_value", "make_variable", "num_components",
+    "on_worker", "open", "parse", "place", "place_stacked", "placement", "server_device", "settle",
+    "shapes", "sharding", "stacked", "storage_dtype", "storage_shape", "store", "tree_flatten",
+    "tree_unflatten", "welcome", "written_storage",
 }  # fmt: skip
+# Of the same name, and meant for users.
+SHOWN = {("ClusterCoordinator", "join")}
 FILE = Path(__file__).parent.parent / "docs" / "reference.md"
 HEAD = """# Reference
 
@@ -73,7 +97,8 @@ def entry(name: str, value: Any) -> str:
     if inspect.isclass(value) and not issubclass(value, (enum.Enum, BaseException)):
         for key, member in sorted(vars(value).items()):
             target = member.fget if isinstance(member, property) else member
-            is_hidden = key.startswith("_") or key in INTERNAL
+            is_internal = key in INTERNAL and (value.__name__, key) not in SHOWN
+            is_hidden = key.startswith("_") or is_internal
             if is_hidden or not callable(target) or not inspect.getdoc(target):
                 continue
             first = (inspect.getdoc(target) or "").split("\n\n")[0].replace("\n", " ")

@@ -22,6 +22,7 @@ def test_root_exports() -> None:
         "VariableAggregation",
         "VariableSynchronization",
         "checkpoint",
+        "cluster",
         "config",
         "data",
         "datasets",
@@ -32,8 +33,10 @@ def test_root_exports() -> None:
         "monitor",
         "nn",
         "optimizers",
+        "pace",
         "testing",
         "train",
+        "update_rules",
     ]
 
 
@@ -54,6 +57,15 @@ def test_second_names_of_tensorflow() -> None:
     assert paceline.losses is paceline.keras.losses  # pyright: ignore[reportAttributeAccessIssue]
     assert paceline.metrics is paceline.keras.metrics  # pyright: ignore[reportAttributeAccessIssue]
     assert errors.OutOfRangeError is errors.EndOfData
+    assert errors.CancelledError is errors.Cancelled
+    assert errors.UnavailableError is errors.Unavailable
+    assert errors.DeadlineExceededError is errors.WaitTimeout
+    assert errors.InvalidArgumentError is errors.InvalidArgument
+    coordinator = paceline.distribute.coordinator
+    assert paceline.distribute.experimental.coordinator is coordinator
+    assert coordinator.PerWorkerValue is coordinator.PerWorkerValues
+    experimental = paceline.distribute.experimental
+    assert experimental.ParameterServerStrategy is paceline.distribute.ParameterServerStrategy
 
 
 @pytest.mark.parametrize("path", reference.NAMESPACES)

@@ -5,15 +5,20 @@ The layers, lowest first; a module imports only from layers above it in this lis
     errors, types, config     the exception tree, value objects, options
     program/                  a step traced once, and its compiled assembly
     variables/                one variable; aggregation and synchronization as data
+    store/                    versioned values, update rules, partitioners, the ledger of work
+    pace/                     how far workers may drift apart, one file per policy
     data/                     distributed datasets, splitting, per-replica values
+    cluster/                  what workers run on, one file per driver; cluster specs and resolvers
     monitor/                  staleness, stragglers and divergence, and where they are reported
     strategies/               base, replica context, one file per strategy
+    coordinator/              functions and datasets for the workers of a strategy
     training/                 Keras's fit, evaluate and predict, following the strategy
     checkpoint/               saved state that does not depend on the number of replicas
     cli/, testing/            the command line; tools for tests
 
 The modules `distribute`, `keras`, `optimizers`, `nn` and `train` are namespaces in TensorFlow's
-spelling, so that `import paceline as tf` runs a tf.distribute program.
+spelling, so that `import paceline as tf` runs a tf.distribute program. `cluster`, `pace` and
+`update_rules` are what a tf.distribute program has no words for.
 """
 
 from __future__ import annotations
@@ -36,7 +41,20 @@ from paceline.variables.scatter import IndexedSlices  # noqa: E402
 from paceline.variables.variable import Variable  # noqa: E402
 
 if TYPE_CHECKING:
-    from paceline import checkpoint, data, datasets, keras, monitor, nn, optimizers, testing, train
+    from paceline import (
+        checkpoint,
+        cluster,
+        data,
+        datasets,
+        keras,
+        monitor,
+        nn,
+        optimizers,
+        pace,
+        testing,
+        train,
+        update_rules,
+    )
 
 __version__ = "0.1.0"
 
@@ -52,14 +70,17 @@ distribute.Strategy._follow = staticmethod(_follow)
 # Namespaces that are loaded when they are first used, to keep the import fast.
 _LAZY = (
     "checkpoint",
+    "cluster",
     "data",
     "datasets",
     "keras",
     "monitor",
     "nn",
     "optimizers",
+    "pace",
     "testing",
     "train",
+    "update_rules",
 )
 
 __all__ = [
@@ -70,6 +91,7 @@ __all__ = [
     "VariableAggregation",
     "VariableSynchronization",
     "checkpoint",
+    "cluster",
     "config",
     "data",
     "datasets",
@@ -80,8 +102,10 @@ __all__ = [
     "monitor",
     "nn",
     "optimizers",
+    "pace",
     "testing",
     "train",
+    "update_rules",
 ]
 
 

@@ -35,6 +35,10 @@ class InvalidArgument(PacelineError, ValueError):
     """An argument has the right type and a value that breaks a rule."""
 
 
+InvalidArgumentError = InvalidArgument
+"""TensorFlow's name for `InvalidArgument`."""
+
+
 class InvalidType(PacelineError, TypeError):
     """An argument has the wrong type."""
 

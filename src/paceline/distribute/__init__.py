@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.data.options import AutoShardPolicy, InputOptions, InputReplicationMode
-from paceline.distribute import experimental
+from paceline.distribute import cluster_resolver, coordinator, experimental
 from paceline.strategies.base import Strategy, StrategyScope
 from paceline.strategies.default import (
     experimental_set_strategy,
@@ -21,6 +21,7 @@ from paceline.strategies.hints import (
 )
 from paceline.strategies.mirrored import MirroredStrategy
 from paceline.strategies.one_device import OneDeviceStrategy
+from paceline.strategies.parameter_server import ParameterServerStrategy
 from paceline.strategies.replica_context import ReplicaContext, get_replica_context
 from paceline.types import DistributedValues, InputContext, Mirrored, PerReplica, ReduceOp
 
@@ -36,6 +37,7 @@ __all__ = [
     "MirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "PerReplica",
     "ReduceOp",
     "ReductionToOneDevice",
@@ -44,6 +46,8 @@ __all__ = [
     "Strategy",
     "StrategyExtended",
     "StrategyScope",
+    "cluster_resolver",
+    "coordinator",
     "experimental",
     "experimental_set_strategy",
     "get_replica_context",

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from paceline.distribute import partitioners
+from paceline.distribute import coordinator, partitioners
+from paceline.strategies.central_storage import CentralStorageStrategy
 from paceline.strategies.hints import CommunicationImplementation, CommunicationOptions
+from paceline.strategies.parameter_server import ParameterServerStrategy
 from paceline.types import ValueContext
 
-__all__ = ["CommunicationImplementation", "CommunicationOptions", "ValueContext", "partitioners"]
+__all__ = [
+    "CentralStorageStrategy",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "ParameterServerStrategy",
+    "ValueContext",
+    "coordinator",
+    "partitioners",
+]
