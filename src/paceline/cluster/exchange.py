@@ -141,6 +141,11 @@ class Exchange:
         self.store.apply(push.update, push.read_version)
         return Outcome("applied", "A write without gradients is applied at once.")
 
+    def refuse(self, push: Push, reason: str, now: float) -> Outcome:
+        """Drops a push that the driver does not want to count."""
+        self._note(push, 0.0, 0.0, "dropped", self.store.version, now, reason)
+        return Outcome("dropped", reason)
+
     def run(self, worker: int, read_version: int, update: Callable[[], Any], now: float) -> Any:
         """Carries out an update that reads and writes the variables itself; returns its result."""
         effect = _Effect(update)

@@ -235,9 +235,11 @@ class LocalDriver(ClusterDriver):
         with handover:
             self.check(worker)
             exchange, now = self.session.exchange, time.monotonic()
-            work = worker.work
+            dispatch, work = self.session.dispatch, worker.work
             if work is not None and work.is_one_push:
-                self.session.dispatch.pushed(worker.index, worker.incarnation, work)
+                is_ours = dispatch.pushed(worker.index, worker.incarnation, work)
+                if not is_ours:  # its deadline has passed, and another worker has it
+                    return exchange.refuse(push, "The work was taken back meanwhile.", now)
             outcome = exchange.push(push, now) if keeps_pace else exchange.write(push, now)
             self._note_progress(now)
             return outcome

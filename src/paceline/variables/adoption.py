@@ -71,7 +71,7 @@ def adopt(variable: Any, strategy: Any, *, owner: Any = None, is_shared: bool = 
 def _kind(variable: Any, strategy: Any) -> Kind:
     aggregation = parse_aggregation(_declared(variable, "_aggregation"), variable.path)
     synchronization = parse_synchronization(_declared(variable, "_synchronization"), variable.path)
-    # Under workers that push, a metric of Keras is one variable at the store, which loses no update;
+    # Under workers that push, a metric of Keras is one variable at the store, which loses nothing;
     # what a user makes ON_READ is every worker's own.
     is_per_worker = (
         strategy.uses_messages
