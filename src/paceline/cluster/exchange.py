@@ -76,8 +76,9 @@ class Exchange:
         self._held: dict[int, tuple[Push, float, float]] = {}
         self._tickets = itertools.count()
 
-    def join(self, worker: int) -> None:
-        """Makes `worker` a live member."""
+    def join(self, worker: int, incarnation: int = 0) -> None:
+        """Makes `worker` a live member; of its earlier incarnations no more pushes count."""
+        self.store.expect(worker, incarnation)
         self._members[worker] = _Member()
         self._pace.join(worker)
 

@@ -364,7 +364,7 @@ class LocalDriver(ClusterDriver):
         exchange.leave(index, now)
         self._carry_out(instructions)
         self._start(index)
-        exchange.join(index)
+        exchange.join(index, self._workers[index].incarnation)
         self._bell.condition.notify_all()  # the old thread, if it is idle, and others for its work
         self._note_progress(now)
 

@@ -133,6 +133,12 @@ class Store:
         arrays = self._arrays
         return Snapshot(self._version, tuple([arrays[key] for key in keys]))
 
+    def expect(self, worker: int, incarnation: int) -> None:
+        """Notes that `worker` was replaced: pushes of earlier incarnations are refused."""
+        if incarnation > self._incarnations.get(worker, 0):
+            self._incarnations[worker] = incarnation
+            self._sequences.pop(worker, None)
+
     def refusal(self, push: Push) -> str | None:
         """Why a push must not be applied, or None for one that was not seen before.
 
@@ -141,9 +147,7 @@ class Store:
         newest = self._incarnations.get(push.worker, 0)
         if push.incarnation < newest:
             return f"worker:{push.worker} was replaced; this is its incarnation {push.incarnation}"
-        if push.incarnation > newest:
-            self._incarnations[push.worker] = push.incarnation
-            self._sequences.pop(push.worker, None)
+        self.expect(push.worker, push.incarnation)
         seen = self._sequences.get(push.worker, -1)
         if push.sequence <= seen:
             return f"push {push.sequence} of worker:{push.worker} was received before"
@@ -155,7 +159,7 @@ class Store:
         staleness = self._version - read_version
         arrays = self._arrays
         new = update([arrays[key] for key in update.reads], staleness)
-        for key, value in zip(update.writes, new, strict=True):
+        for key, value in list(zip(update.writes, new, strict=True)):  # checked before it begins
             arrays[key] = value
         self._version += 1
         return staleness
