@@ -132,6 +132,7 @@ class LocalDriver(ClusterDriver):
         self._is_closing = False
         self._is_released = False
         self._progress = time.monotonic()
+        self._num_waiting = 0  # threads to notify
         self._called_off_at = 0.0
         weakref.finalize(self, soon, self._bell.end).atexit = False
 
@@ -376,7 +377,8 @@ class LocalDriver(ClusterDriver):
 
     def _note_progress(self, now: float) -> None:
         self._progress = now
-        self._changed.notify_all()
+        if self._num_waiting:
+            self._changed.notify_all()
 
     def _carry_out(self, instructions: Sequence[Any]) -> None:
         for instruction in instructions:
@@ -428,7 +430,11 @@ class LocalDriver(ClusterDriver):
                     f"{now - started:.1f} s for {what}; {self.session.dispatch.explain(now)}. If a "
                     "step may take that long, make the cluster with a longer deadline."
                 )
-            self._changed.wait(max(patience, 0.001))
+            self._num_waiting += 1
+            try:
+                self._changed.wait(max(patience, 0.001))
+            finally:
+                self._num_waiting -= 1
 
     def _give_up_on_interrupted(self) -> None:
         """Replaces the workers that did not react when their work was called off."""

@@ -12,7 +12,6 @@ import jax
 from paceline.cluster.vigil import Probe
 from paceline.program import nest
 from paceline.program.function import is_array
-from paceline.program.scope import is_variable
 from paceline.store.step_update import StepUpdate
 from paceline.store.store import Push
 
@@ -73,13 +72,17 @@ class Worker:
 
     def execute(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Runs a `paceline.function` as one step of the message path; returns its result."""
-        leaves, tree = jax.tree.flatten(nest.opened((args, kwargs)), is_leaf=is_variable)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        if not nest.is_open(leaves):
+            leaves, tree = jax.tree.flatten(nest.opened((args, kwargs)))
         session = self.driver.session
         step, batches = session.steps.find(function, leaves, tree)
         arrays = self._here([leaf for leaf in leaves if is_array(leaf)])
         fed = self._here([batches[i][leaf] for i, leaf in step.fed])
         snapshot = self.driver.pull(self, step.pulled, step.is_update)
-        values = self._here(snapshot.values[: len(step.worker_half.variables)])
+        values = snapshot.values[: len(step.worker_half.variables)]
+        if self.device != session.device:
+            values = jax.device_put(values, self.device)
         residuals, results = step.worker_half(values, fed, arrays, self.index, self.device)
         if not step.has_writes:
             return step.result(results)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @jax.tree_util.register_pytree_node_class
@@ -27,6 +30,16 @@ class _Opened:
         return self._kind(zip(self._keys, values, strict=True))
 
 
+class Whole:
+    """A leaf of an opened nest whose value is put in its place as it is, also if it is a nest."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def close(self) -> Any:
+        return self._value
+
+
 def opened(nest: Any) -> Any:
     """The nest in a form whose every leaf `jax.tree` reaches."""
 
@@ -38,10 +51,15 @@ def opened(nest: Any) -> Any:
     return jax.tree.map(open_leaf, nest)
 
 
+def is_open(leaves: Iterable[Any]) -> bool:
+    """Whether these leaves are all that `jax.tree` would reach of an opened nest, too."""
+    return not any(isinstance(leaf, dict) for leaf in leaves)
+
+
 def closed(nest: Any) -> Any:
     """The inverse of `opened`, after any change to the leaves."""
     return jax.tree.map(
-        lambda leaf: leaf.close() if isinstance(leaf, _Opened) else leaf,
+        lambda leaf: leaf.close() if isinstance(leaf, (_Opened, Whole)) else leaf,
         nest,
-        is_leaf=lambda leaf: isinstance(leaf, _Opened),
+        is_leaf=lambda leaf: isinstance(leaf, (_Opened, Whole)),
     )

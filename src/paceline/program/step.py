@@ -52,6 +52,7 @@ class StepProgram:
         reads, writes: the variables read and written, every written one also read.
         result: the result as leaves, each None (an array, in order) or `Static`.
         result_tree: how the leaves form the result.
+        is_open: whether the result holds nothing that `nest.opened` had to open.
     """
 
     equations: tuple[Any, ...]
@@ -64,6 +65,7 @@ class StepProgram:
     writes: tuple[Any, ...]
     result: tuple[Static | None, ...]
     result_tree: Any
+    is_open: bool
 
     def restore(self, arrays: Sequence[Any]) -> Any:
         """Puts array leaves and static leaves back together."""
@@ -74,7 +76,8 @@ class StepProgram:
 
     def joined(self, leaves: Sequence[Any]) -> Any:
         """Makes the result's leaves the result."""
-        return nest.closed(jax.tree.unflatten(self.result_tree, leaves))
+        result = jax.tree.unflatten(self.result_tree, leaves)
+        return result if self.is_open else nest.closed(result)
 
 
 def trace_step(fn: Callable[..., Any], avals: Sequence[Any], scope: TraceScope) -> StepProgram:
@@ -91,7 +94,9 @@ def trace_step(fn: Callable[..., Any], avals: Sequence[Any], scope: TraceScope) 
         with jex.take_current_trace() as trace:
             pass
         scope.open(trace)
-        leaves, found["tree"] = jax.tree.flatten(nest.opened(fn(*arrays)))
+        result = fn(*arrays)
+        found["is_open"] = nest.is_open(jax.tree.leaves(result))
+        leaves, found["tree"] = jax.tree.flatten(nest.opened(result))
         found["result"] = tuple(None if _is_array(leaf) else Static(leaf) for leaf in leaves)
         found["writes"] = tuple(variable for variable, _ in scope.writes.values())
         written = [value for _, value in scope.writes.values()]
@@ -111,6 +116,7 @@ def trace_step(fn: Callable[..., Any], avals: Sequence[Any], scope: TraceScope) 
         writes=found["writes"],
         result=found["result"],
         result_tree=found["tree"],
+        is_open=found["is_open"],
     )
 
 
