@@ -44,10 +44,11 @@ class Rig:
 
     Args:
         rule: how stale pushes are applied.
+        servers: how many servers variables are divided over, in turn.
     """
 
-    def __init__(self, rule: UpdateRule | None = None) -> None:
-        self.strategy = ParameterServerStrategy(cluster=Local(workers=NUM_WORKERS))
+    def __init__(self, rule: UpdateRule | None = None, *, servers: int = 1) -> None:
+        self.strategy = ParameterServerStrategy(cluster=Local(NUM_WORKERS, servers))
         self.rule = rule or Plain()
         self.states = RuleStates(self.rule)
         self.store = Store(Shelf())
@@ -71,6 +72,11 @@ class Rig:
         self._sequence += 1
         push = Push(worker, 0, self._sequence, snapshot.version, update, None, step.examples)
         return Computed(push, step.result(results))
+
+    @staticmethod
+    def counted(push: Push, examples: int) -> Push:
+        """The push, as one of so many examples."""
+        return dataclasses.replace(push, examples=examples)
 
     def apply(self, *computed: Computed) -> None:
         """Applies pushes one by one, in this order."""

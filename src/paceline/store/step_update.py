@@ -31,11 +31,13 @@ class RuleStates:
         self.rule = rule
         self._shared: dict[Any, Any] = {}
         self._own: dict[Any, Any] = {}
+        self._variables: dict[Any, Any] = {}  # kept alive: forms know them by id
 
     def of(self, half: StoreHalf, worker: int, current: Sequence[Any]) -> tuple[Any, Any]:
         """The state shared by all workers, and the one of `worker`."""
         form = half.form
         if form not in self._shared:
+            self._variables[form] = [half.homes, half.updated]
             self._shared[form], _ = half.initial_state(current)
         if (form, worker) not in self._own:
             _, self._own[form, worker] = half.initial_state(current)
@@ -48,6 +50,18 @@ class RuleStates:
     def put_shared(self, half: StoreHalf, shared: Any) -> None:
         """Remembers what all workers share."""
         self._shared[half.form] = shared
+
+    def draft(self) -> RuleStates:
+        """A copy to try an update on."""
+        copied = RuleStates(self.rule)
+        copied.accept(self)
+        return copied
+
+    def accept(self, other: RuleStates) -> None:
+        """Takes over what a copy has come to remember."""
+        self._shared = other._shared.copy()
+        self._own = other._own.copy()
+        self._variables = other._variables.copy()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,14 +98,17 @@ class StepUpdate:
         """Runs the parts, each on the values as they were."""
         values = dict(zip(map(id, self.reads), current, strict=True))
         new: list[Any] = []
+        learnt: list[Any] = []
         for half, backup in zip(self.halves.parts, self.backups, strict=True):
-            own_values = [values[id(variable)] for variable in half.variables]
+            own_values = half.of(values)
             shared, own = self.states.of(half, self.worker, own_values)
             updated, kept, shared, own = half.apply(
                 own_values, self.residuals, np.float32(staleness), backup, shared, own
             )
-            self.states.put(half, self.worker, shared, own)
+            learnt.append((half, shared, own))
             new += [*updated, *kept]
+        for half, shared, own in learnt:
+            self.states.put(half, self.worker, shared, own)
         if self.probe is not None:
             after = values | dict(zip(map(id, self.writes), new, strict=True))
             homes = self.halves.homes
@@ -119,67 +136,68 @@ class GroupUpdate:
     def __init__(self, group: Sequence[tuple[Push, int]], merge: Merge) -> None:
         self._merge: Merge = merge
         self._members = [
-            _Member(half, push.update, backup, push.examples, np.float32(stale))
+            _Member(push.update, push.examples, np.float32(stale))  # pyright: ignore[reportArgumentType]
             for push, stale in group
-            for half, backup in zip(push.update.halves.parts, push.update.backups, strict=True)  # pyright: ignore[reportAttributeAccessIssue]
         ]
-        self.reads = union(member.half.variables for member in self._members)
-        self.writes = union([*member.half.updated, *member.half.kept] for member in self._members)
+        halves = [member.update.halves for member in self._members]
+        self.reads = union(half.variables for half in halves)
+        self.writes = union(half.writes for half in halves)
 
     def __call__(self, current: Sequence[Any], staleness: int) -> list[Any]:
-        """Applies what is no gradient in order, then each form's merged gradients once."""
+        """Applies what is no optimizer's push by push, then merged gradients once for each form."""
         values = dict(zip(map(id, self.reads), current, strict=True))
-        forms: dict[Any, list[_Member]] = {}
+        known = self._members[0].update.states
+        states = known.draft()
+        alike: dict[Any, list[_Member]] = {}
         for member in self._members:
-            half = member.half
-            if half.kept:
-                new = half.keep(member.current(values), member.update.residuals)
-                values.update(zip(map(id, half.kept), new, strict=True))
-            if half.updated:
-                forms.setdefault(half.form, []).append(member)
-        before = values.copy()  # parts that share a variable read it as it was
-        for members in forms.values():
-            self._update(members, before, values)
+            before = values.copy()
+            for half in member.update.halves.parts:
+                if half.kept:
+                    new = half.keep(half.of(before), member.update.residuals)
+                    values.update(zip(map(id, half.kept), new, strict=True))
+            alike.setdefault(member.update.halves.form, []).append(member)
+        for members in alike.values():
+            before = values.copy()
+            for place, half in enumerate(members[-1].update.halves.parts):
+                if half.updated:
+                    new = self._updated(members, place, before, states)
+                    values.update(zip(map(id, half.updated), new, strict=True))
+        known.accept(states)
         return [values[id(variable)] for variable in self.writes]
 
-    def _update(
-        self, members: Sequence[_Member], before: dict[int, Any], values: dict[int, Any]
-    ) -> None:
+    def _updated(
+        self, members: Sequence[_Member], place: int, values: dict[int, Any], states: RuleStates
+    ) -> list[Any]:
+        """New values of what one part updates, from the gradients of all members."""
         grads, scales = [], []
         for member in members:
-            half, update = member.half, member.update
-            current = member.current(before)
-            shared, own = update.states.of(half, update.worker, current)
+            update, staleness = member.update, member.staleness
+            half, backup = update.halves.parts[place], update.backups[place]
+            current = half.of(values)
+            shared, own = states.of(half, update.worker, current)
             corrected, shared, own = half.correct(
-                current, update.residuals, member.staleness, member.backup, shared, own
+                current, update.residuals, staleness, backup, shared, own
             )
-            update.states.put(half, update.worker, shared, own)
+            states.put(half, update.worker, shared, own)
             grads.append(corrected)
-            factor = update.states.rule.scale(member.staleness)
+            factor = states.rule.scale(staleness)
             scales.append(1.0 if factor is None else factor)
         weights = merge_weights(self._merge, [member.examples for member in members])
         weights, scale = group_scale(weights, np.asarray(scales, np.float32))
-        last = members[-1]
-        half, states = last.half, last.update.states
-        current = last.current(before)
-        shared, _ = states.of(half, last.update.worker, current)
+        last = members[-1].update
+        half = last.halves.parts[place]
+        shared, _ = states.of(half, last.worker, half.of(values))
         new, shared = half.update(
-            current, last.update.residuals, merged(grads, weights), scale, shared
+            half.of(values), last.residuals, merged(grads, weights), scale, shared
         )
-        values.update(zip(map(id, half.updated), new, strict=True))
         states.put_shared(half, shared)
+        return new
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Member:
-    """One push's part of a group, on one server."""
+    """One push of a group."""
 
-    half: StoreHalf
-    update: Any
-    backup: Sequence[Any]
+    update: StepUpdate
     examples: int
-    staleness: np.float32
-
-    def current(self, values: dict[int, Any]) -> list[Any]:
-        """What its half takes of the current values."""
-        return [values[id(variable)] for variable in self.half.variables]
+    staleness: Any  # float32 scalar

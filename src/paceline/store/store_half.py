@@ -49,25 +49,20 @@ class StoreHalf:
         ]
         known = {id(v): v for v in [v for _, v in cut.currents] + self.updated + self.kept}
         self.homes = [known[cut.commits[cut.residuals[k]]] for k in self._gradients]
-        self.variables = [v for key, v in known.items() if key in self._read(cut, writes)]
         wanted = {write.result for write in writes if isinstance(write.result, int)}
         wanted |= {slot for write in writes for node in write.nodes for slot in node.needs}
         self._nodes = needed(cut.at_store, wanted)
+        used = wanted | {slot for node in self._nodes for slot in node.needs}
+        read = {id(variable) for slot, variable in cut.currents if slot in used}
+        read |= {id(write.variable) for write in writes if write.own is not None}
+        read |= {id(variable) for variable in self.homes}
+        self.variables = [variable for key, variable in known.items() if key in read]
         self._places = {id(v): k for k, v in enumerate(self.variables)}
         self._at_home = [self._places[id(v)] for v in self.homes]
         self.apply = jax.jit(self._apply)
         self.keep = jax.jit(self._keep)
         self.correct = jax.jit(self._correct)
         self.update = jax.jit(self._update)
-
-    def _read(self, cut: Cut, writes: Sequence[Write]) -> set[int]:
-        """`id` of the variables whose current values matter."""
-        used = {write.result for write in writes if isinstance(write.result, int)}
-        used |= {slot for write in writes for node in write.nodes for slot in node.needs}
-        used |= {slot for node in needed(cut.at_store, used) for slot in node.needs}
-        read = {id(variable) for slot, variable in cut.currents if slot in used}
-        read |= {id(write.variable) for write in writes if write.own is not None}
-        return read | {id(variable) for variable in self.homes}
 
     @property
     def needs_backup(self) -> bool:
@@ -76,8 +71,12 @@ class StoreHalf:
 
     @functools.cached_property
     def form(self) -> tuple[tuple[int, ...], ...]:
-        """What the gradients belong to and what they update: pushes of one form can be merged."""
+        """What the gradients belong to and what they update."""
         return tuple(map(id, self.homes)), tuple(map(id, self.updated))
+
+    def of(self, values: dict[int, Any]) -> list[Any]:
+        """The values of `variables`, given by the variables' `id`."""
+        return [values[id(variable)] for variable in self.variables]
 
     def initial_state(self, current: Sequence[Any]) -> tuple[Any, Any]:
         """The rule's state: shared by the workers, and of one worker."""
@@ -158,7 +157,8 @@ class StoreHalves:
     """The store half of a step, divided over the servers that hold its variables.
 
     An optimizer's slots are updated where their variable is. Scalars such as step count and
-    learning rate travel with each part, which reads all values as they were before the push.
+    learning rate travel with each part, which reads all values as they were before the push. What
+    depends on the gradients of several servers, as under a global norm, is one part.
 
     Args:
         cut: the cut step.
@@ -170,24 +170,42 @@ class StoreHalves:
         variables: those whose current values are taken.
         writes: those that get new values.
         homes: the variable of each gradient.
+        form: pushes of one form can be merged.
     """
 
     def __init__(self, cut: Cut, rule: UpdateRule, server_of: Callable[[Any], int]) -> None:
-        known = {id(write.variable): write.variable for write in cut.writes}
-        per_server: dict[int, list[Write]] = {}
-        for write in cut.writes:
-            homes = [known[home] for home in write.homes if home in known]
-            is_slot = write.is_update and len(homes) == 1
-            server = server_of(homes[0] if is_slot else write.variable)
-            per_server.setdefault(server, []).append(write)
+        per_server = _divided(cut.writes, server_of)
         self.parts = [StoreHalf(cut, rule, per_server[server]) for server in sorted(per_server)]
         self.variables = union(part.variables for part in self.parts)
         self.writes = [v for part in self.parts for v in (*part.updated, *part.kept)]
         self.homes = [v for part in self.parts for v in part.homes]
+        self.form = tuple(part.form for part in self.parts)
 
     def gradients_of(self, residuals: Sequence[Any]) -> list[Any]:
         """The gradients among the residuals of a push, in the order of `homes`."""
         return [gradient for part in self.parts for gradient in part.gradients_of(residuals)]
+
+
+def _divided(writes: Sequence[Write], server_of: Callable[[Any], int]) -> dict[int, list[Write]]:
+    """The writes of each server; servers that need each other's gradients count as one."""
+    known = {id(write.variable): write.variable for write in writes}
+    together: dict[int, int] = {}
+
+    def first(server: int) -> int:
+        while server in together:
+            server = together[server]
+        return server
+
+    servers = []
+    for write in writes:
+        homes = [known[home] for home in write.homes if home in known]
+        servers.append([server_of(variable) for variable in homes or [write.variable]])
+        own = set(map(first, servers[-1]))
+        together |= dict.fromkeys(own - {min(own)}, min(own))
+    divided: dict[int, list[Write]] = {}
+    for write, homes in zip(writes, servers, strict=True):
+        divided.setdefault(first(homes[0]), []).append(write)
+    return divided
 
 
 def union(groups: Iterable[Iterable[Any]]) -> list[Any]:
