@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
+import keras
 from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.utils.naming import auto_name
 
 if TYPE_CHECKING:
@@ -45,6 +50,33 @@ def creator() -> Any:
 def is_inside_layer() -> bool:
     """Whether the code runs inside a Keras layer's call."""
     return global_state.get_global_attribute("current_call_ctx") is not None
+
+
+def model_called_for_shapes() -> Any:
+    """The Keras layer or model that is called without arrays, to find shapes, or None.
+
+    Keras does this with a compiled model when it is first trained or evaluated.
+    """
+    call = global_state.get_global_attribute("current_call_ctx")
+    return call.entry_layer if call is not None and in_symbolic_scope() else None
+
+
+def model_being_compiled() -> Any:
+    """The Keras model whose `compile` runs now, or None.
+
+    It makes variables, but unlike `build` it leaves no trace of the model other than the call.
+    """
+    code, frame = _code_of_compile(), sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            return frame.f_locals["self"]
+        frame = frame.f_back
+    return None
+
+
+@functools.cache
+def _code_of_compile() -> Any:
+    return inspect.unwrap(keras.Model.compile).__code__
 
 
 def initialize_now(variable: Any) -> None:

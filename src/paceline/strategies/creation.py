@@ -10,12 +10,32 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import keras
+from jax.sharding import SingleDeviceSharding
 
 from paceline.program.keras_state import creator
 from paceline.variables.adoption import adopt
+from paceline.variables.plain_models import follow_where_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+class OneDeviceLayout(keras.distribution.TensorLayout):
+    """Keras's description of an array that lies on one device as a whole.
+
+    Args:
+        rank: of the array.
+        device: the device.
+    """
+
+    def __init__(self, rank: int, device: Any) -> None:
+        super().__init__((None,) * rank)
+        self._device = device
+
+    @property
+    def backend_layout(self) -> SingleDeviceSharding:
+        """What JAX places the array by."""
+        return SingleDeviceSharding(self._device)
 
 
 class Creation:
@@ -34,12 +54,14 @@ class Creation:
     def get_variable_layout(self, variable: Any) -> None:
         """Adopts the variable; Keras calls this while it creates one."""
         adopt(variable, self._strategy, owner=creator())
+        follow_where_compiled(self._strategy)
 
     def get_tensor_layout(self, path: str) -> None:
         """Activations have no fixed layout."""
 
-    def get_data_layout(self, data_shape: Any) -> None:
-        """Data is placed by the strategy's own datasets."""
+    def get_data_layout(self, data_shape: Any) -> OneDeviceLayout:
+        """Data waits on one device until the strategy splits it over its replicas."""
+        return OneDeviceLayout(len(data_shape), self._strategy.devices[0])
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:

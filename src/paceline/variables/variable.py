@@ -29,6 +29,7 @@ from paceline.types import (
 )
 from paceline.variables import placement, rules
 from paceline.variables.placement import Kind, Placement
+from paceline.variables.plain_models import follow_where_trained
 from paceline.variables.scatter import Scattering
 
 if TYPE_CHECKING:
@@ -244,6 +245,8 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
         """The value: across replicas the logical one, inside `run` the replica's own."""
         scope = active_scope()
         self._check_strategy("read")
+        if scope is not None and self.placement.home is not None:
+            follow_where_trained(self.placement.home)
         if (value := self._value_in(scope)) is not None:
             return self._maybe_autocast(value)
         if self._value is None:
