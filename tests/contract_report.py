@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-CONTRACT_ITEMS = frozenset([*range(1, 85), *range(101, 121)])
+CONTRACT_ITEMS = frozenset(range(1, 122))
 
 
 def contract_items(item: pytest.Item) -> list[int]:

@@ -47,7 +47,8 @@ class Arguments:
         if self._leaves is None:
             return self._call
         leaves = [
-            leaf.on_worker(worker) if isinstance(leaf, Deferred) else leaf for leaf in self._leaves
+            nest.Whole(leaf.on_worker(worker)) if isinstance(leaf, Deferred) else leaf
+            for leaf in self._leaves
         ]
         return nest.closed(jax.tree.unflatten(self._tree, leaves))
 

@@ -65,8 +65,13 @@ class ClusterDriver(abc.ABC):
         """
 
     @abc.abstractmethod
-    def wait(self, work: Work) -> Any:
+    def wait(self, work: Work, *, is_last: bool = True) -> Any:
         """Waits until `work` has ended and returns its result, or raises its error.
+
+        Args:
+            work: what `submit` returned.
+            is_last: whether nobody has to wait for workers without work any more, because none
+                comes before this has ended. A loop that goes on handing out work says False.
 
         Raises:
             WaitTimeout: nothing has happened anywhere for the driver's deadline.
@@ -92,6 +97,13 @@ class ClusterDriver(abc.ABC):
     @abc.abstractmethod
     def lose(self, worker: int, reason: str = "was lost") -> None:
         """Takes a worker away as if its machine had failed; another one takes its place."""
+
+    @abc.abstractmethod
+    def lose_server(self, server: int, reason: str = "was lost") -> None:
+        """Calls everything off, as when the machine of a server has failed.
+
+        From then on `submit`, `join` and `is_done` raise `Unavailable`.
+        """
 
     @abc.abstractmethod
     def set_pace(self, pace: Pace) -> None:

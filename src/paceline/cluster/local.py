@@ -16,7 +16,7 @@ from paceline.cluster.serving import Bell, soon, start
 from paceline.cluster.work import Work
 from paceline.cluster.worker import Worker
 from paceline.errors import Cancelled as CancelledError
-from paceline.errors import InvalidArgument, WaitTimeout, WorkerLost
+from paceline.errors import InvalidArgument, Unavailable, WaitTimeout, WorkerLost
 from paceline.program import context
 from paceline.program.handover import handover
 
@@ -134,6 +134,7 @@ class LocalDriver(ClusterDriver):
         self._progress = time.monotonic()
         self._num_waiting = 0  # threads to notify
         self._called_off_at = 0.0
+        self._lost_server = ""
         weakref.finalize(self, soon, self._bell.end).atexit = False
 
     # For the coordinator ----------------------------------------------------------------------
@@ -193,6 +194,15 @@ class LocalDriver(ClusterDriver):
             lost = self._workers.get(worker)
             if lost is not None:
                 self._replace(lost, self.session.dispatch.lost(worker, lost.incarnation, reason))
+
+    def lose_server(self, server: int, reason: str = "was lost") -> None:
+        with handover:
+            self._lost_server = self._lost_server or (
+                "Training needs all servers, and what one held is gone with it. Received: "
+                f"ps:{server} {reason}. Make the strategy and the model again and restore a "
+                "checkpoint."
+            )
+            self._carry_out(self.session.dispatch.cancel(self._lost_server))
 
     def set_pace(self, pace: Pace) -> None:
         with handover:
@@ -400,12 +410,18 @@ class LocalDriver(ClusterDriver):
         """Raises the first error of earlier work, once, when nothing of it runs any more."""
         dispatch = self.session.dispatch
         if not dispatch.is_cancelling:
+            self._check_servers()
             return
         if is_waiting:
             self._wait_until(lambda: dispatch.is_idle, "the work that was called off")
         error = dispatch.take_error()
         if error is not None:
             raise error
+        self._check_servers()
+
+    def _check_servers(self) -> None:
+        if self._lost_server:
+            raise Unavailable(self._lost_server)
 
     def _wait_until(self, is_met: Callable[[], bool], what: str) -> None:
         """Waits for a condition, as long as anything moves.

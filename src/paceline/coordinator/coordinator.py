@@ -152,7 +152,9 @@ class ClusterCoordinator:
             Exception: the error of a function.
         """
         leaves, tree = jax.tree.flatten(nest.opened(val))
-        fetched = [leaf.fetch() if isinstance(leaf, RemoteValue) else leaf for leaf in leaves]
+        fetched = [
+            nest.Whole(leaf.fetch()) if isinstance(leaf, RemoteValue) else leaf for leaf in leaves
+        ]
         return nest.closed(jax.tree.unflatten(tree, fetched))
 
     def create_per_worker_dataset(self, dataset_fn: Any) -> PerWorkerDataset:
