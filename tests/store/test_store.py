@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.store.store import Assign, AssignAdd, Push, Store
+from paceline.store.store import Assign, AssignAdd, Push, Refusal, Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,8 +63,8 @@ def test_additions_add_up_and_assignments_replace() -> None:
 def test_a_push_that_comes_again_is_refused() -> None:
     store = Store({"a": 0})
     assert store.refusal(push(None, worker=1, sequence=3)) is None
-    assert store.refusal(push(None, worker=1, sequence=3)) == (
-        "push 3 of worker:1 was received before"
+    assert store.refusal(push(None, worker=1, sequence=3)) == Refusal(
+        "push 3 of worker:1 was received before", is_repetition=True
     )
     assert store.refusal(push(None, worker=1, sequence=2)) is not None
     assert store.refusal(push(None, worker=2, sequence=3)) is None
@@ -75,8 +75,8 @@ def test_pushes_of_a_replaced_worker_are_refused() -> None:
     store = Store({"a": 0})
     assert store.refusal(push(None, sequence=5)) is None
     assert store.refusal(push(None, incarnation=1, sequence=0)) is None
-    assert store.refusal(push(None, incarnation=0, sequence=6)) == (
-        "worker:0 was replaced; this is its incarnation 0"
+    assert store.refusal(push(None, incarnation=0, sequence=6)) == Refusal(
+        "worker:0 was replaced; this is its incarnation 0", is_repetition=False
     )
     assert store.refusal(push(None, incarnation=1, sequence=1)) is None
 

@@ -27,7 +27,8 @@ class Outcome:
     """What became of a push.
 
     Attributes:
-        kind: "held" pushes wait for their group and count; "dropped" ones do not count.
+        kind: "held" pushes wait for their group and count; "dropped" ones do not count; of a
+            "duplicate" holds what became of it when it first came.
         reason: why.
     """
 
@@ -79,18 +80,23 @@ class Exchange:
     def join(self, worker: int, incarnation: int = 0) -> None:
         """Makes `worker` a live member; of its earlier incarnations no more pushes count."""
         self.store.expect(worker, incarnation)
-        self._members[worker] = _Member()
+        self._members.setdefault(worker, _Member())
         self._pace.join(worker)
 
     def leave(self, worker: int, now: float) -> None:
         """Takes a lost worker out; what it pushed before counts."""
-        if self._members.pop(worker, None) is not None:
-            self._carry_out(self._pace.leave(worker), now)
+        self._members.pop(worker, None)
+        self._carry_out(self._pace.leave(worker), now)
 
     def finish(self, worker: int, now: float) -> None:
         """Notes that `worker` has no work for now: nobody waits for it until it joins again."""
         if self._members.pop(worker, None) is not None:
             self._carry_out(self._pace.finish(worker), now)
+
+    @property
+    def holds_starts(self) -> bool:
+        """Whether a worker may have to wait before it may pull."""
+        return self._pace.holds_starts
 
     def is_member(self, worker: int) -> bool:
         """Whether others may have to wait for `worker`."""
@@ -113,12 +119,11 @@ class Exchange:
 
     def push(self, push: Push, now: float) -> Outcome:
         """Takes a push: applies it, holds it for its group, or drops it."""
-        reason = self.store.refusal(push)
+        if (refused := self._refused(push, now)) is not None:
+            return refused
         member = self._members.get(push.worker)
-        if reason is not None or member is None:
-            text = reason or f"worker:{push.worker} is no member"
-            self._note(push, 0.0, 0.0, "duplicate", self.store.version, now, text)
-            return Outcome("duplicate", text)
+        if member is None:
+            return self.refuse(push, f"worker:{push.worker} is no member", now)
         ticket = next(self._tickets)
         wait, compute = member.pulled_at - member.asked_at, now - member.pulled_at
         self._held[ticket] = (push, wait, compute)
@@ -135,10 +140,8 @@ class Exchange:
 
     def write(self, push: Push, now: float) -> Outcome:
         """Takes a push without gradients, such as a metric's: it keeps no pace."""
-        reason = self.store.refusal(push)
-        if reason is not None:
-            self._note(push, 0.0, 0.0, "duplicate", self.store.version, now, reason)
-            return Outcome("duplicate", reason)
+        if (refused := self._refused(push, now)) is not None:
+            return refused
         self.store.apply(push.update, push.read_version)
         return Outcome("applied", "A write without gradients is applied at once.")
 
@@ -147,14 +150,27 @@ class Exchange:
         self._note(push, 0.0, 0.0, "dropped", self.store.version, now, reason)
         return Outcome("dropped", reason)
 
-    def run(self, worker: int, read_version: int, update: Callable[[], Any], now: float) -> Any:
+    def _refused(self, push: Push, now: float) -> Outcome | None:
+        refusal = self.store.refusal(push)
+        if refusal is None:
+            return None
+        if not refusal.is_repetition:
+            return self.refuse(push, refusal.reason, now)
+        self._note(push, 0.0, 0.0, "duplicate", self.store.version, now, refusal.reason)
+        return Outcome("duplicate", refusal.reason)
+
+    def run(self, update: Callable[[], Any], read_version: int) -> Any:
         """Carries out an update that reads and writes the variables itself; returns its result."""
         effect = _Effect(update)
-        version = self.store.version
         self.store.apply(effect, read_version)
-        staleness = version - read_version
-        self._record(PushRecord(worker, "applied", read_version, version, staleness, 0.0, 0.0, now))
         return effect.result
+
+    def note_run(
+        self, worker: int, read_version: int, version: int, compute: float, now: float
+    ) -> None:
+        """Notes an update that `run` applied to `version`."""
+        stale = version - read_version
+        self._record(PushRecord(worker, "applied", read_version, version, stale, 0.0, compute, now))
 
     def set_pace(self, pace: Pace, now: float) -> None:
         """Changes the pace: what was held is applied, and all clocks start anew."""

@@ -32,7 +32,7 @@ class Driver(Protocol):
     def session(self) -> Session: ...
     def pull(self, worker: Worker, keys: Sequence[Any], keeps_pace: bool) -> Snapshot: ...
     def push(self, worker: Worker, push: Push, keeps_pace: bool) -> Outcome: ...
-    def apply(self, worker: Worker, update: Callable[[], Any]) -> Any: ...
+    def apply(self, worker: Worker, update: Callable[[], Any], is_whole: bool) -> Any: ...
     def check(self, worker: Worker) -> None: ...
 
 
@@ -48,8 +48,9 @@ class Worker:
     Attributes:
         driver, index, incarnation, device: as given.
         work: what it runs now.
-        dropped: why its last push was dropped, or "".
-        read_version: version of the store when it began.
+        dropped: why its last push was dropped, or ""; noted by the driver, with the push.
+        read_version: version of the store when it began, or last updated variables by itself.
+        since: when that was, in the driver's seconds.
     """
 
     def __init__(self, driver: Driver, index: int, incarnation: int, device: Any) -> None:
@@ -60,11 +61,13 @@ class Worker:
         self.work: Work | None = None
         self.dropped = ""
         self.read_version = 0
+        self.since = 0.0
         self._sequence = 0
+        self._is_applying = False
 
-    def begin(self, work: Work, version: int) -> None:
+    def begin(self, work: Work, version: int, now: float) -> None:
         """Notes what the worker runs from now on, and the version that it starts from."""
-        self.work, self.dropped, self.read_version = work, "", version
+        self.work, self.dropped, self.read_version, self.since = work, "", version, now
 
     def end(self) -> None:
         """Notes that the worker runs nothing."""
@@ -106,15 +109,24 @@ class Worker:
             self.index, self.incarnation, self._sequence, snapshot.version, update, self.work,
             step.examples,
         )  # fmt: skip
-        outcome = self.driver.push(self, push, step.is_update)
-        if outcome.kind in ("dropped", "duplicate"):
-            self.dropped = outcome.reason
+        self.driver.push(self, push, step.is_update)
         if probe is not None:
             session.vigil.observe(self.index, self._sequence, probe)
 
-    def apply(self, update: Callable[[], Any]) -> Any:
-        """Carries out an optimizer's update of code that is not compiled, as one unit."""
-        return self.driver.apply(self, update)
+    def apply(self, update: Callable[[], Any], *, is_whole: bool = False) -> Any:
+        """Carries out an optimizer's update of code that is not compiled, as one unit.
+
+        Args:
+            update: reads and writes variables.
+            is_whole: whether `update` is the whole step, which reads by itself all that it needs.
+        """
+        if self._is_applying:
+            return update()
+        self._is_applying = True
+        try:
+            return self.driver.apply(self, update, is_whole)
+        finally:
+            self._is_applying = False
 
     def check(self) -> None:
         """Raises if what this worker runs was called off; called wherever it meets the store."""

@@ -110,6 +110,19 @@ class Push:
     examples: int = 0
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a push must not be applied.
+
+    Attributes:
+        reason: in words.
+        is_repetition: it came before, and what became of it then holds.
+    """
+
+    reason: str
+    is_repetition: bool
+
+
 class Store:
     """Named arrays and a version. Events in, values out; no thread, no clock.
 
@@ -139,19 +152,20 @@ class Store:
             self._incarnations[worker] = incarnation
             self._sequences.pop(worker, None)
 
-    def refusal(self, push: Push) -> str | None:
+    def refusal(self, push: Push) -> Refusal | None:
         """Why a push must not be applied, or None for one that was not seen before.
 
         A push is remembered as seen, so asking twice about the same one finds a repetition.
         """
-        newest = self._incarnations.get(push.worker, 0)
-        if push.incarnation < newest:
-            return f"worker:{push.worker} was replaced; this is its incarnation {push.incarnation}"
-        self.expect(push.worker, push.incarnation)
-        seen = self._sequences.get(push.worker, -1)
-        if push.sequence <= seen:
-            return f"push {push.sequence} of worker:{push.worker} was received before"
-        self._sequences[push.worker] = push.sequence
+        worker = push.worker
+        if push.incarnation < self._incarnations.get(worker, 0):
+            reason = f"worker:{worker} was replaced; this is its incarnation {push.incarnation}"
+            return Refusal(reason, is_repetition=False)
+        self.expect(worker, push.incarnation)
+        if push.sequence <= self._sequences.get(worker, -1):
+            reason = f"push {push.sequence} of worker:{worker} was received before"
+            return Refusal(reason, is_repetition=True)
+        self._sequences[worker] = push.sequence
         return None
 
     def apply(self, update: Update, read_version: int) -> int:
