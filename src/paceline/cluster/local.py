@@ -16,7 +16,7 @@ from paceline.cluster.serving import Bell, soon, start
 from paceline.cluster.work import Work
 from paceline.cluster.worker import Worker
 from paceline.errors import Cancelled as CancelledError
-from paceline.errors import InvalidArgument, Unavailable, WaitTimeout, WorkerLost
+from paceline.errors import ContextError, InvalidArgument, Unavailable, WaitTimeout, WorkerLost
 from paceline.program import context
 from paceline.program.handover import handover
 
@@ -133,6 +133,7 @@ class LocalDriver(ClusterDriver):
         self._is_released = False
         self._progress = time.monotonic()
         self._num_waiting = 0  # threads to notify
+        self._has_left_work = False  # a worker that may not start yet left it to others
         self._called_off_at = 0.0
         self._lost_server = ""
         weakref.finalize(self, soon, self._bell.end).atexit = False
@@ -157,19 +158,26 @@ class LocalDriver(ClusterDriver):
             if dispatch.is_full:
                 self._wait_until(lambda: not dispatch.is_full, "room in the queue")
                 self._raise_error(is_waiting=True)
+            if self._bell.is_over:
+                raise ContextError(
+                    f"A strategy that was stopped runs nothing more. Received: {name}. Make the "
+                    "strategy and its variables again."
+                )
             self._open()
             dispatch.submit(work, examples=examples, worker=worker, is_repeatable=is_repeatable)
-            queued = self._bell.condition
-            queued.notify() if worker is None else queued.notify_all()
+            queued, is_any_s = self._bell.condition, worker is None
+            is_for_first = is_any_s and not self.session.exchange.holds_starts
+            queued.notify() if is_for_first else queued.notify_all()
         return work
 
-    def wait(self, work: Work) -> Any:
+    def wait(self, work: Work, *, is_last: bool = True) -> Any:
         worker: Any = context.worker()
         with handover:
             if worker is not None and worker.driver is self:
                 self._rest(worker, work)
             elif not work.has_ended:
-                self._close()
+                if is_last:
+                    self._close()
                 self._wait_until(lambda: work.has_ended, repr(work))
         if work.error is not None:
             raise work.error
@@ -252,15 +260,25 @@ class LocalDriver(ClusterDriver):
                 if not is_ours:  # its deadline has passed, and another worker has it
                     return exchange.refuse(push, "The work was taken back meanwhile.", now)
             outcome = exchange.push(push, now) if keeps_pace else exchange.write(push, now)
+            worker.dropped = outcome.reason if outcome.kind == "dropped" else ""
             self._note_progress(now)
             return outcome
 
-    def apply(self, worker: Worker, update: Callable[[], Any]) -> Any:
+    def apply(self, worker: Worker, update: Callable[[], Any], is_whole: bool) -> Any:
         """Carries out an update of code that is not compiled, as one unit."""
         with handover:
             self.check(worker)
+            exchange, version = self.session.exchange, self.session.exchange.store.version
+            began, read = worker.since, worker.read_version
+            if is_whole:
+                began, read = time.monotonic(), version
+            work = worker.work
+            if work is not None and work.is_one_push:
+                self.session.dispatch.pushed(worker.index, worker.incarnation, work)
+            result = exchange.run(update, read)
             now = time.monotonic()
-            result = self.session.exchange.run(worker.index, worker.read_version, update, now)
+            exchange.note_run(worker.index, read, version, now - began, now)
+            worker.since, worker.read_version = now, version + 1
             self._note_progress(now)
             return result
 
@@ -282,11 +300,15 @@ class LocalDriver(ClusterDriver):
     def take(self, worker: Worker) -> Work | None:
         """The next work of `worker`, which is let go if it is to be; called with the lock held."""
         exchange, now = self.session.exchange, time.monotonic()
+        if exchange.holds_starts and self._is_for_others(worker):
+            self._has_left_work = True
+            return None
         work = self.session.dispatch.take(worker.index, worker.incarnation, now)
         if work is not None:
             if not exchange.is_member(worker.index):  # work that came back after the last submit
                 exchange.join(worker.index)
-            worker.begin(work, exchange.store.version)
+            worker.begin(work, exchange.store.version, now)
+            self._return_to_what_was_left()
         elif self._is_closing and exchange.is_member(worker.index):
             exchange.finish(worker.index, now)
             self._changed.notify_all()
@@ -318,10 +340,31 @@ class LocalDriver(ClusterDriver):
             self._carry_out(dispatch.dropped(index, incarnation, work, worker.dropped))
         elif dispatch.finished(index, incarnation, work):
             work.finish(result)
-        if self._interrupted.get(index) is work:
+        if self._interrupted.get(index) is work and not is_replaced:
             del self._interrupted[index]
         worker.end()
         self._note_progress(time.monotonic())
+
+    def _is_for_others(self, worker: Worker) -> bool:
+        """Whether the next work is left to an idle worker, which may start before this one may.
+
+        In lockstep the work of one round so goes to as many workers as there are.
+        """
+        exchange = self.session.exchange
+        if exchange.may_pull(worker.index).is_granted:
+            return False
+        waiting = self.session.dispatch.ledger.waiting_for()
+        if None not in waiting or worker.index in waiting:
+            return False
+        return any(
+            other.work is None and exchange.may_pull(index).is_granted
+            for index, other in self._workers.items()
+        )
+
+    def _return_to_what_was_left(self) -> None:
+        if self._has_left_work:
+            self._has_left_work = False
+            self._bell.condition.notify_all()
 
     def _open(self) -> None:
         """Work has come: everybody takes part."""
@@ -369,8 +412,10 @@ class LocalDriver(ClusterDriver):
         exchange, now = self.session.exchange, time.monotonic()
         dispatch = self.session.dispatch
         if work is not None and work.is_one_push and not work.has_ended:
-            is_pushed = dispatch.finished(index, worker.incarnation, work)
-            if is_pushed:  # only the result is lost
+            if worker.dropped:
+                dropped = dispatch.dropped(index, worker.incarnation, work, worker.dropped)
+                instructions = [*instructions, *dropped]
+            elif dispatch.finished(index, worker.incarnation, work):  # only the result is lost
                 work.finish(None)
         exchange.leave(index, now)
         self._carry_out(instructions)
@@ -387,6 +432,7 @@ class LocalDriver(ClusterDriver):
 
     def _note_progress(self, now: float) -> None:
         self._progress = now
+        self._return_to_what_was_left()
         if self._num_waiting:
             self._changed.notify_all()
 

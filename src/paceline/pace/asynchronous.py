@@ -47,6 +47,8 @@ class Asynchronous(Pace):
 class AsynchronousMachine(PaceMachine):
     """The pushes of one run."""
 
+    holds_starts = False
+
     def __init__(self, max_staleness: int | None) -> None:
         super().__init__()
         self._max_staleness = max_staleness

@@ -92,7 +92,12 @@ class PaceMachine(abc.ABC):
     - A push never waits, and only live members are waited for.
 
     A policy answers the four questions at the end of this class, each with a sentence or nothing.
+
+    Attributes:
+        holds_starts: whether `may_start` ever refuses a live member.
     """
+
+    holds_starts = True
 
     def __init__(self) -> None:
         self._members = Members()

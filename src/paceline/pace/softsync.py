@@ -45,6 +45,8 @@ class Softsync(Pace):
 class SoftsyncMachine(PaceMachine):
     """The groups of one run."""
 
+    holds_starts = False
+
     def __init__(self, pushes: int) -> None:
         super().__init__()
         self._pushes = pushes

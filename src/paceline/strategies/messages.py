@@ -108,6 +108,19 @@ class MessageStrategy(Strategy):
             yield
 
     def submit(
+        self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, **options: Any
+    ) -> RemoteValue:
+        """Has the next free worker call `fn`; returns at once what it will return.
+
+        Args:
+            fn, args, kwargs, options: see `hand_out`.
+
+        Raises:
+            Exception: the first error of earlier work, once.
+        """
+        return RemoteValue(self.driver, self.hand_out(fn, args, kwargs, **options))
+
+    def hand_out(
         self,
         fn: Callable[..., Any],
         args: Any = (),
@@ -119,7 +132,7 @@ class MessageStrategy(Strategy):
         is_repeatable: bool = True,
         is_kept: bool = False,
         on_end: Callable[[Work], None] | None = None,
-    ) -> RemoteValue:
+    ) -> Work:
         """Has the next free worker call `fn` under this strategy; returns at once.
 
         Args:
@@ -138,7 +151,7 @@ class MessageStrategy(Strategy):
                 positional, named = arguments.on_worker(worker)
                 return fn(*positional, **named)
 
-        work = self.driver.submit(
+        return self.driver.submit(
             call,
             name or getattr(fn, "__name__", type(fn).__name__),
             examples=examples,
@@ -146,7 +159,6 @@ class MessageStrategy(Strategy):
             is_repeatable=is_repeatable,
             on_end=on_end,
         )
-        return RemoteValue(self.driver, work)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[..., Any], options: Any = None
