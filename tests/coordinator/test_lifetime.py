@@ -51,12 +51,13 @@ def strategy_of(workers: int = 2) -> Any:
     return tf.distribute.ParameterServerStrategy(cluster=tf.cluster.Local(workers))
 
 
-def train(coordinator: Any) -> None:
+def train(coordinator: Any, is_compiled: bool) -> None:
     """A little of everything."""
     with coordinator.strategy.scope():
         v = _Global.variable = tf.Variable(0.0)
     iterator = iter(coordinator.create_per_worker_dataset(lambda: iter([1.0] * 10)))
-    values = [coordinator.schedule(step_of_the_module, args=(iterator,)) for _ in range(4)]
+    step = step_of_the_module if is_compiled else step_of_the_module.python_function
+    values = [coordinator.schedule(step, args=(iterator,)) for _ in range(4)]
     coordinator.schedule(lambda x: x, args=(values[0],))
     coordinator.join()
     assert v.numpy() == 4.0
@@ -90,8 +91,8 @@ def test_twenty_strategies_leave_no_thread(
     new_threads: Callable[[], list[threading.Thread]],
 ) -> None:
     started: list[threading.Thread] = []
-    for _ in range(20):
-        train(ClusterCoordinator(strategy_of()))
+    for i in range(20):
+        train(ClusterCoordinator(strategy_of()), is_compiled=i % 5 == 0)
         started += new_threads()
     assert len({id(thread) for thread in started}) == 40
     assert all_end(started)
