@@ -78,6 +78,20 @@ def test_equal_numbers_of_other_types_are_other_values() -> None:
     assert [step(x).dtype for x in (1, 1.0, True)] == ["int32", "float32", "bool"]
 
 
+def test_zeros_of_two_signs_are_two_values() -> None:
+    step = tf.function(lambda x: jnp.copysign(1.0, x))
+    assert [step(x) for x in (0.0, -0.0, 0.0)] == [1, -1, 1]
+    sign_of_imaginary = tf.function(lambda x: jnp.copysign(1.0, x.imag))
+    assert [sign_of_imaginary(complex(0, x)) for x in (0.0, -0.0)] == [1, -1]
+    assert step.num_traces == sign_of_imaginary.num_traces == 2
+
+
+def test_every_nan_is_the_same_value() -> None:
+    step = tf.function(lambda x: jnp.asarray(x))
+    assert [bool(jnp.isnan(step(float("nan")))) for _ in range(2)] == [True, True]
+    assert step.num_traces == 1
+
+
 def test_a_python_value_decides_a_branch() -> None:
     @tf.function
     def step(x: Any, training: bool) -> Any:

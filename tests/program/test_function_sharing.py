@@ -1,4 +1,4 @@
-"""`paceline.function` where others have a hand in it: threads, and copies of what owns a method."""
+"""`paceline.function` where others have a hand in it: threads, copies, several strategies."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import paceline as tf
+from paceline.errors import ContextError
 from paceline.testing import EXACT, assert_close
 from replica_values import mirrored_strategy
 
@@ -96,3 +97,43 @@ def test_threads_share_variables() -> None:
     assert errors == []
     for part in total.values:
         assert_close(part, np.full(100, 202.0), EXACT)
+
+
+def strategies_and_variables() -> tuple[Any, Any, Any, Any]:
+    strategies = mirrored_strategy(2), tf.distribute.MirroredStrategy(["cpu:2", "cpu:3"])
+    variables = []
+    for number, strategy in enumerate(strategies):
+        with strategy.scope():
+            variables.append(tf.Variable(1.0, name=f"v{number}", aggregation="sum"))
+    return *strategies, *variables
+
+
+def count() -> Any:
+    return tf.distribute.get_replica_context().all_reduce("sum", jnp.asarray(1.0))
+
+
+def test_variables_of_two_strategies_need_two_functions() -> None:
+    first, second, v, w = strategies_and_variables()
+    before = [variable.value.sharding for variable in (v, w)]
+    with pytest.raises(ContextError, match="Mixing strategies") as raised:
+        tf.function(lambda: v.assign_add(w.value))()
+    for part in (repr(first), repr(second), "'v0'", "'v1'"):
+        assert part in str(raised.value)
+    assert_close([v, w], [1.0, 1.0])
+    assert [variable.value.sharding for variable in (v, w)] == before
+    with pytest.raises(ContextError, match="Mixing strategies"):
+        tf.function(lambda: (v.value, second.run(count)))()
+
+
+def test_runs_of_two_strategies_need_two_functions() -> None:
+    first, second, *_ = strategies_and_variables()
+    with pytest.raises(ContextError, match="Mixing strategies") as raised:
+        tf.function(lambda: (first.run(count), second.run(count)))()
+    for part in (repr(first), repr(second), "strategy.run"):
+        assert part in str(raised.value)
+
+
+def test_variables_of_no_strategy_may_stand_beside_those_of_one() -> None:
+    _, _, v, _ = strategies_and_variables()
+    plain = tf.Variable(2.0)
+    assert_close(tf.function(lambda: v + plain)(), 3.0)

@@ -170,11 +170,11 @@ class _Compiled:
 
     def __init__(self, python_function: Callable[..., Any], leaves: list[Any], tree: Any) -> None:
         self._static = [leaf for leaf in leaves if not is_array(leaf)]  # keeps ids in keys alive
-        self._program = trace_call(python_function, leaves, tree, TraceScope())
-        program = self._program
+        scope = TraceScope()
+        self._program = program = trace_call(python_function, leaves, tree, scope)
         written = {id(variable) for variable in program.writes}
         self._only_read = [v for v in program.reads if id(v) not in written]
-        self._home = _home_of(program)
+        self._home = _home_of(program, scope)
         places = {id(v): i for i, v in enumerate([*program.writes, *self._only_read])}
         order = [places[id(variable)] for variable in program.reads]
 
@@ -310,17 +310,30 @@ def _trace_text(what: str, error: Exception) -> str:
     )
 
 
-def _home_of(program: StepProgram) -> Any:
-    """The strategy with several devices that the program's variables live on, if any."""
-    homes = {}
+def _home_of(program: StepProgram, scope: TraceScope) -> Any:
+    """The strategy that the program's variables and runs belong to, or the current one, if any.
+
+    Raises:
+        ContextError: they belong to several, whose devices no one program can use.
+    """
+    found: dict[Any, str] = {}
     for variable in program.reads:
         placement = getattr(variable, "placement", None)
         if placement is not None and placement.home is not None:
-            homes[id(placement.home)] = placement.home
+            found.setdefault(placement.home, f"variable {variable.path!r}")
+    for strategy in scope.strategies:
+        found.setdefault(strategy, "a strategy.run")
+    if len(found) > 1:
+        uses = " and ".join(f"{use} of {strategy!r}" for strategy, use in found.items())
+        raise ContextError(
+            "Mixing strategies: a paceline.function is one program, for the devices of one "
+            f"strategy. Received: a function with {uses}. Give each strategy a function of its "
+            "own, and pass arrays between them."
+        )
     frame = context.current()
-    if not homes and frame is not None and getattr(frame.strategy, "mesh", None) is not None:
+    if not found and frame is not None and getattr(frame.strategy, "mesh", None) is not None:
         return frame.strategy
-    return next(iter(homes.values()), None)
+    return next(iter(found), None)
 
 
 def _is_on(array: Any, home: Any) -> bool:
@@ -358,6 +371,8 @@ def signature(leaf: Any) -> Any:
         hash(leaf)
     except TypeError:
         return type(leaf), id(leaf)
+    if type(leaf) in (float, complex):
+        return type(leaf), repr(leaf)  # 0.0 and -0.0 are equal, and NaN is not even itself
     return type(leaf), id(leaf) if isinstance(leaf, keras.Variable) else leaf
 
 

@@ -57,6 +57,7 @@ class TraceScope(keras.StatelessScope):
         self.losses = _Losses()
         self.reads: dict[Any, tuple[Any, Any]] = {}
         self.writes: dict[int, tuple[Any, Any]] = {}
+        self.strategies: list[Any] = []  # those whose replicas run in the traced function
         self._trace: Any = None
 
     def open(self, trace: Any) -> None:

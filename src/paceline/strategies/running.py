@@ -170,6 +170,7 @@ def run_compiled(
             run in a loop and the result is the last step's.
         is_result_alike: all replicas return the same arrays, which then come back bare.
     """
+    scope.strategies.append(strategy)
     leaves, tree = jax.tree.flatten(nest.opened((args, kwargs)), is_leaf=is_per_replica)
     batches = [leaf for leaf in leaves if is_per_replica(leaf)]
     num_replicas = strategy.num_replicas_in_sync
