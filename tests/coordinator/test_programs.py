@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def resolver(workers: int, servers: int) -> Any:
     cluster = {
         "chief": ["localhost:0"],
-        "worker": [f"localhost:{i}" for i in range(workers)],
-        "ps": [f"localhost:{i}" for i in range(servers)],
+        "worker": [f"localhost:{1 + i}" for i in range(workers)],
+        "ps": [f"localhost:{1 + workers + i}" for i in range(servers)],
     }
     return tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec(cluster))
 

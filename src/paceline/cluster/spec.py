@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.errors import InvalidArgument, InvalidType
 
-_AT_MOST_ONE = ("chief", "evaluator")
+_AT_MOST_ONE = ("chief", "master", "evaluator")  # "master" is an old word for the chief
 _AT_LEAST_ONE = ("worker", "ps")
 
 
@@ -111,7 +111,7 @@ def check_has_servers(spec: ClusterSpec, task_type: str | None, task_id: int | N
 
     Raises:
         InvalidArgument: no worker or no server; more than one chief or evaluator; an unknown job;
-            a task that the cluster does not have.
+            one address for two tasks; a task that the cluster does not have.
     """
     for job in spec.jobs:
         if job not in (*_AT_LEAST_ONE, *_AT_MOST_ONE):
@@ -128,6 +128,7 @@ def check_has_servers(spec: ClusterSpec, task_type: str | None, task_id: int | N
     for job in _AT_MOST_ONE:
         if job in spec.jobs and spec.num_tasks(job) > 1:
             raise InvalidArgument(f"A cluster has at most one {job!r} task. Received: {spec!r}.")
+    _check_addresses(spec)
     if task_type is None or (task_type == "evaluator" and task_type not in spec.jobs):
         return  # an evaluator reads checkpoints; the cluster need not know of it
     if task_type not in spec.jobs:
@@ -137,6 +138,19 @@ def check_has_servers(spec: ClusterSpec, task_type: str | None, task_id: int | N
         )
     if task_id is not None:
         spec.task_address(task_type, task_id)
+
+
+def _check_addresses(spec: ClusterSpec) -> None:
+    used: dict[str, str] = {}
+    for job in spec.jobs:
+        for index in spec.task_indices(job):
+            task, address = f"{job}:{index}", spec.task_address(job, index)
+            other = used.setdefault(address, task)
+            if other != task and not address.endswith(":0"):  # port 0 is any free one
+                raise InvalidArgument(
+                    f"Every task has an address of its own. Received: {address!r} for {other} and "
+                    f"for {task}."
+                )
 
 
 def _tasks_of(job: Any, tasks: Any) -> dict[int, str]:
