@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import paceline as tf
-from paceline.errors import ContextError, InvalidArgument, InvalidType, WaitTimeout
+from paceline.errors import Cancelled, ContextError, InvalidArgument, InvalidType, WaitTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,11 @@ def test_fetch_gives_arrays_and_variables_as_numpy(coordinator: Any) -> None:
     vector = coordinator.schedule(lambda: jnp.arange(3)).fetch()
     assert isinstance(vector, np.ndarray)
     assert vector.tolist() == [0, 1, 2]
-    assert coordinator.schedule(lambda: v).fetch() == 3.0
+    value = coordinator.schedule(lambda: {"v": v})
+    coordinator.join()
+    v.assign(4.0)
+    assert value.fetch() == {"v": 3.0}  # what it was when the function returned
+    assert coordinator.schedule(tf.function(lambda: v)).fetch() == 4.0
     assert coordinator.schedule(lambda: None).fetch() is None
     assert coordinator.schedule(tf.function(lambda: None)).fetch() is None
 
@@ -243,6 +247,55 @@ def test_functions_run_under_the_strategy(coordinator: Any) -> None:
         return tf.distribute.get_strategy(), tf.distribute.in_cross_replica_context()
 
     assert coordinator.schedule(where).get() == (strategy, True)
+
+
+@pytest.mark.parametrize("wrap", [lambda fn: fn, tf.function], ids=["plain", "function"])
+def test_a_variable_made_in_a_function_joins_the_strategy(
+    coordinator: Any, wrap: Callable[..., Any]
+) -> None:
+    made: list[Any] = []
+
+    @wrap
+    def add() -> None:
+        if not made:
+            made.append(tf.Variable(1.0))
+        made[0].assign_add(1.0)
+
+    for _ in range(3):
+        coordinator.schedule(add)
+        coordinator.join()
+    assert made[0].distribute_strategy is coordinator.strategy
+    assert made[0].numpy() == 4.0
+
+
+def test_a_full_queue_is_waited_for(coordinate: Callable[..., Any]) -> None:
+    coordinator = coordinate(1, deadline=0.2)
+    coordinator.strategy.session.dispatch.capacity = 1
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def first() -> None:
+        has_begun.set()
+        may_end.wait()
+
+    coordinator.schedule(first)
+    has_begun.wait()
+    queued = coordinator.schedule(lambda: 1)
+    with pytest.raises(WaitTimeout, match="room in the queue"):
+        coordinator.schedule(lambda: 2)
+    may_end.set()
+    assert coordinator.schedule(lambda: 3).fetch() == 3
+    assert queued.fetch() == 1
+
+
+def test_a_strategy_that_was_stopped_takes_no_work(coordinator: Any) -> None:
+    may_end = threading.Event()
+    queued = [coordinator.schedule(may_end.wait) for _ in range(3)][-1]
+    coordinator.strategy.driver.stop()
+    with pytest.raises(Cancelled, match="The strategy was stopped"):
+        queued.fetch()
+    with pytest.raises(ContextError, match="Make a new strategy"):
+        coordinator.schedule(int)
+    may_end.set()
 
 
 def test_a_function_is_traced_once_for_all_workers(coordinate: Callable[..., Any]) -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from paceline.cluster.base import Cluster, ClusterDriver
-from paceline.cluster.devices import resolve
 from paceline.cluster.instructions import Cancelled, Dropped, Failed, Interrupt, Requeued
 from paceline.cluster.serving import Bell, soon, start
 from paceline.cluster.work import Work
 from paceline.cluster.worker import Worker
+from paceline.devices import resolve
 from paceline.errors import Cancelled as CancelledError
 from paceline.errors import ContextError, InvalidArgument, Unavailable, WaitTimeout, WorkerLost
 from paceline.program import context
@@ -154,6 +154,11 @@ class LocalDriver(ClusterDriver):
         work = Work(call, name, is_one_push=is_one_push, on_end=on_end)
         dispatch = self.session.dispatch
         with handover:
+            if self._bell.is_over:
+                raise ContextError(
+                    f"The workers of this strategy were stopped. Received: {name} to run on them. "
+                    "Make a new strategy."
+                )
             self._raise_error(is_waiting=True)
             if dispatch.is_full:
                 self._wait_until(lambda: not dispatch.is_full, "room in the queue")

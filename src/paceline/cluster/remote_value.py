@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import jax
-import keras
 import numpy as np
 
 from paceline.cluster.arguments import Deferred
@@ -134,5 +133,5 @@ def resolved(nest: Any) -> Any:
 
 
 def _on_host(leaf: Any) -> Any:
-    is_array = isinstance(leaf, (jax.Array, keras.Variable))
-    return np.asarray(leaf)[()] if is_array else leaf  # [()]: a number where there are no dims
+    # [()] makes it a number where there are no dims.
+    return np.asarray(leaf)[()] if isinstance(leaf, jax.Array) else leaf

@@ -13,6 +13,7 @@ from paceline.coordinator.datasets import PerWorkerDataset
 from paceline.coordinator.values import PerWorkerValues
 from paceline.errors import ContextError, InvalidArgument, InvalidType
 from paceline.program import context, nest
+from paceline.program.scope import is_variable
 from paceline.program.split_scope import worker_index
 from paceline.strategies.parameter_server import ParameterServerStrategy
 
@@ -120,7 +121,14 @@ class ClusterCoordinator:
                     "A scheduled function takes batches from an iterator. Received: the dataset "
                     f"{leaf!r} as an argument. Pass iter(dataset), made once before the loop."
                 )
-        return self._strategy.submit(fn, tuple(args or ()), kwargs)
+        name = getattr(fn, "__name__", type(fn).__name__)
+        strategy = self._strategy
+
+        def call(*own_args: Any, **own_kwargs: Any) -> Any:
+            with strategy._creation():
+                return _values(fn(*own_args, **own_kwargs))
+
+        return strategy.submit(call, tuple(args or ()), kwargs, name=name)
 
     def join(self) -> None:
         """Waits until everything that was scheduled is done and every push is applied.
@@ -223,6 +231,15 @@ def experimental_get_current_worker_index() -> Any:
             "a function given to ClusterCoordinator.schedule, or in a per-worker dataset function."
         )
     return index
+
+
+def _values(result: Any) -> Any:
+    """A function's result with the values that the variables in it have now."""
+    if result is None or isinstance(result, jax.Array):
+        return result
+    return jax.tree.map(
+        lambda leaf: leaf.value if is_variable(leaf) else leaf, result, is_leaf=is_variable
+    )
 
 
 def _let_go(find_driver: Callable[[], ClusterDriver | None]) -> None:
