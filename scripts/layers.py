@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "paceline"
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "types", "config"}),
+    frozenset({"errors", "types", "config", "devices"}),
     frozenset({"program"}),
     frozenset({"variables"}),
     frozenset({"store"}),

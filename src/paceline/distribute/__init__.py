@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from paceline.data.options import AutoShardPolicy, InputOptions, InputReplicationMode
-from paceline.distribute import cluster_resolver, coordinator, experimental
 from paceline.strategies.base import Strategy, StrategyScope
 from paceline.strategies.default import (
     experimental_set_strategy,
@@ -21,9 +23,15 @@ from paceline.strategies.hints import (
 )
 from paceline.strategies.mirrored import MirroredStrategy
 from paceline.strategies.one_device import OneDeviceStrategy
-from paceline.strategies.parameter_server import ParameterServerStrategy
 from paceline.strategies.replica_context import ReplicaContext, get_replica_context
 from paceline.types import DistributedValues, InputContext, Mirrored, PerReplica, ReduceOp
+
+if TYPE_CHECKING:
+    from paceline.distribute import cluster_resolver, coordinator, experimental
+    from paceline.strategies.parameter_server import ParameterServerStrategy
+
+# Loaded when they are first used, to keep the import fast.
+_LAZY = ("cluster_resolver", "coordinator", "experimental")
 
 __all__ = [
     "AutoShardPolicy",
@@ -55,3 +63,16 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return importlib.import_module(f"paceline.distribute.{name}")
+    if name == "ParameterServerStrategy":
+        module = importlib.import_module("paceline.strategies.parameter_server")
+        return module.ParameterServerStrategy
+    raise AttributeError(f"module 'paceline.distribute' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from paceline.cluster.devices import resolve
 from paceline.cluster.local import Local
+from paceline.devices import resolve
 from paceline.pace import Asynchronous, Synchronous
 from paceline.program import context
 from paceline.program.function import Function, StepOfWorkers, is_tracing

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from paceline.cluster import devices as device_names
+from paceline import devices as device_names
 from paceline.errors import InvalidType
 from paceline.program import meeting, stacking
 from paceline.program.backpressure import Backpressure

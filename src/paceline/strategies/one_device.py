@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from paceline.cluster import devices as device_names
+from paceline import devices as device_names
 from paceline.strategies.base import Strategy
 from paceline.strategies.creation import Creation
 
