@@ -115,7 +115,7 @@ class ClusterCoordinator:
                 "The positional arguments of a scheduled function are a tuple or a list, as in "
                 f"args=(iterator,). Received: args={args!r}."
             )
-        for leaf in jax.tree.leaves(nest.opened((args, kwargs))):
+        for leaf in jax.tree.leaves(nest.opened((args, kwargs))) if args or kwargs else ():
             if isinstance(leaf, PerWorkerDataset):
                 raise InvalidArgument(
                     "A scheduled function takes batches from an iterator. Received: the dataset "
