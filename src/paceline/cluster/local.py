@@ -316,6 +316,7 @@ class LocalDriver(ClusterDriver):
             self._return_to_what_was_left()
         elif self._is_closing and exchange.is_member(worker.index):
             exchange.finish(worker.index, now)
+            self._return_to_what_was_left()
             self._changed.notify_all()
         if work is None and self._is_released:
             del self._workers[worker.index]
@@ -351,9 +352,10 @@ class LocalDriver(ClusterDriver):
         self._note_progress(time.monotonic())
 
     def _is_for_others(self, worker: Worker) -> bool:
-        """Whether the next work is left to an idle worker, which may start before this one may.
+        """Whether the next work is left to a worker that may start before this one may.
 
-        In lockstep the work of one round so goes to as many workers as there are.
+        In lockstep the work of one round so goes to as many workers as there are. One that is busy
+        counts, too: when it is done, it needs this work or closes the round.
         """
         exchange = self.session.exchange
         if exchange.may_pull(worker.index).is_granted:
@@ -361,10 +363,7 @@ class LocalDriver(ClusterDriver):
         waiting = self.session.dispatch.ledger.waiting_for()
         if None not in waiting or worker.index in waiting:
             return False
-        return any(
-            other.work is None and exchange.may_pull(index).is_granted
-            for index, other in self._workers.items()
-        )
+        return any(exchange.may_pull(index).is_granted for index in self._workers)
 
     def _return_to_what_was_left(self) -> None:
         if self._has_left_work:
@@ -395,6 +394,7 @@ class LocalDriver(ClusterDriver):
         exchange = self.session.exchange
         self._resting.add(worker)
         exchange.finish(worker.index, time.monotonic())
+        self._return_to_what_was_left()
         self._changed.notify_all()
         try:
             self._wait_until(lambda: work.has_ended or self._is_called_off(worker), repr(work))
