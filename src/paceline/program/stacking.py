@@ -58,13 +58,14 @@ def stacked(value: PerReplica, mesh: Mesh | None = None) -> PerReplica:
             "The parts of a per-replica value need one rank to enter a compiled step. "
             f"Received: shapes {shapes}."
         )
-    padded = [_padded(part, np.max(np.array(shapes), axis=0)) for part in parts]
-    if any(is_traced(part) for part in padded):
-        return PerReplica.stacked(jnp.stack(padded), shapes)
-    return PerReplica.stacked(join_stacked(padded, mesh), shapes)
+    wide = [padded(part, np.max(np.array(shapes), axis=0)) for part in parts]
+    if any(is_traced(part) for part in wide):
+        return PerReplica.stacked(jnp.stack(wide), shapes)
+    return PerReplica.stacked(join_stacked(wide, mesh), shapes)
 
 
-def _padded(part: Any, full: Any) -> Any:
+def padded(part: Any, full: Any) -> Any:
+    """`part` with zeros after it in every dim, up to the shape `full`."""
     widths = [(0, int(to) - size) for size, to in zip(part.shape, full, strict=True)]
     return jnp.pad(part, widths) if any(after for _, after in widths) else part
 

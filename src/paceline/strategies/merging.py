@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from paceline.program import context, meeting, nest
+from paceline.errors import InvalidArgument
+from paceline.program import context, meeting, nest, stacking
 from paceline.program.context import Frame
 from paceline.program.keras_state import active_scope, inside_of_scope
 from paceline.program.scope import TraceScope
@@ -22,6 +24,15 @@ from paceline.types import PerReplica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    np.generic,
+)  # what can depend on the size of a replica's batch
 
 
 class AcrossScope(TraceScope):
@@ -77,7 +88,7 @@ def merge_in_trace(
     merged_args, merged_kwargs = _merged((args, kwargs), replica)
     with context.entered(Frame(strategy)), AcrossScope(active_scope(), replica):
         result = merge_fn(strategy, *merged_args, **merged_kwargs)
-    return _own(result)
+    return _own(result, replica)
 
 
 def run_in_merge(
@@ -85,7 +96,7 @@ def run_in_merge(
 ) -> Any:
     """`run` inside `merge_fn`: the replica whose trace this is goes on as itself."""
     replica = dataclasses.replace(scope.replica, loss_rule=loss_rule)
-    own_args, own_kwargs = _own((args, kwargs))
+    own_args, own_kwargs = _own((args, kwargs), replica)
     with scope.left(), context.entered(Frame(replica.strategy, replica=replica)):
         result = fn(*own_args, **own_kwargs)
     return _merged(result, replica)
@@ -95,17 +106,51 @@ def _merged(own: Any, replica: Any) -> Any:
     """The replicas' values as every one of them sees them across replicas."""
 
     def merge(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array):
+        if isinstance(leaf, (jax.Array, np.ndarray)):
+            return _merged_array(jnp.asarray(leaf), replica)
+        if not isinstance(leaf, _PLAIN):
             return leaf
-        return PerReplica.stacked(gathered(leaf, replica.num_replicas_in_sync))
+        values = replica.gathers.of_all(leaf, (leaf,) * replica.num_replicas_in_sync)
+        is_same = all(value == leaf and type(value) is type(leaf) for value in values)
+        return leaf if is_same else PerReplica(values)
 
     return nest.closed(jax.tree.map(merge, nest.opened(own)))
 
 
-def _own(merged: Any) -> Any:
+def _merged_array(own: Any, replica: Any) -> PerReplica:
+    likely = [own.shape] * replica.num_replicas_in_sync
+    if replica.example_sizes and own.ndim and own.shape[0] == replica.local_examples:
+        likely = [(size, *own.shape[1:]) for size in replica.example_sizes]
+    shapes = replica.gathers.of_all(own.shape, tuple(likely))
+    if len({len(shape) for shape in shapes}) > 1:
+        raise InvalidArgument(
+            "An array that replicas bring to merge_call has as many dims on every replica. "
+            f"Received: shapes {list(shapes)}. Reshape it, or add a dim with x[None]."
+        )
+    wide = stacking.padded(own, np.max(shapes, axis=0))
+    return PerReplica.stacked(gathered(wide, len(shapes)), shapes)
+
+
+def _own(merged: Any, replica: Any) -> Any:
     """The part of this replica of what code across replicas made."""
 
     def part(leaf: Any) -> Any:
-        return jnp.stack(leaf.values)[meeting.replica_id()] if is_per_replica(leaf) else leaf
+        if not is_per_replica(leaf):
+            return leaf
+        index = meeting.replica_id()  # also where it is not needed: all traces meet as often
+        first, *others = replica.gathers.replicas
+        values = leaf.values
+        if all(values[i] is values[first] for i in others):
+            return values[first]
+        arrays = [jnp.asarray(value) for value in values]
+        shapes = [array.shape for array in arrays]
+        if any(shapes[i] != shapes[first] for i in others):
+            raise InvalidArgument(
+                "Replicas with as many examples get parts of one shape back from merge_call. "
+                f"Received: parts of shapes {shapes}. Make the function given to merge_call "
+                "return values that follow the replicas' batches."
+            )
+        alike = [a if a.shape == shapes[first] else jnp.zeros_like(arrays[first]) for a in arrays]
+        return jnp.stack(alike)[index]
 
     return nest.closed(jax.tree.map(part, nest.opened(merged), is_leaf=is_per_replica))

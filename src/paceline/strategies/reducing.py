@@ -117,7 +117,7 @@ def _shared(op: ReduceOp, leaf: Any, num_replicas: int) -> Any:
     if is_zero:
         return leaf
     shown = f"{leaf!r} is the same on every replica"
-    guess = ""
+    guess = "."
     if isinstance(leaf, (int, float)):
         guess = f": did you mean {leaf * num_replicas!r} or {leaf!r}?"
     raise InvalidArgument(

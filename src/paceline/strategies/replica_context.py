@@ -19,24 +19,26 @@ if TYPE_CHECKING:
 
 
 class GatherLog:
-    """The sizes that replicas gather in a compiled step, in the order of the `all_gather`s.
+    """What replicas bring to the meetings of a compiled step that depends on their batch sizes.
 
-    Every replica's result holds the parts of all, but the trace of one batch size knows only its
-    own part. So each trace assumes the others' sizes and notes its own, and is repeated with the
-    true ones in the rare case that it assumed wrong (a replica gathers more than its examples).
+    What is gathered holds the parts of all replicas, but the trace of one batch size knows only its
+    own part. So each trace assumes what the others bring and notes what it brings itself, and is
+    repeated with the truth in the rare case that it assumed wrong (a replica gathers more than its
+    examples).
 
     Args:
-        known: for each `all_gather`, the size of every replica's part, where an earlier trace
-            told it.
+        replicas: the replicas whose trace this is.
+        known: for each meeting, in order, what every replica brings, where an earlier trace told.
     """
 
-    def __init__(self, known: Sequence[tuple[int, ...]] = ()) -> None:
+    def __init__(self, replicas: Sequence[int], known: Sequence[tuple[Any, ...]] = ()) -> None:
+        self.replicas = tuple(replicas)
         self._known = known
-        self.own: list[int] = []
-        self.assumed: list[tuple[int, ...]] = []
+        self.own: list[Any] = []
+        self.assumed: list[tuple[Any, ...]] = []
 
-    def sizes(self, own: int, likely: tuple[int, ...]) -> tuple[int, ...]:
-        """Notes one gather of a part of size `own` and returns the size of every part."""
+    def of_all(self, own: Any, likely: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Notes that these replicas bring `own`, and returns what every replica brings."""
         place = len(self.own)
         self.own.append(own)
         self.assumed.append(self._known[place] if place < len(self._known) else likely)
@@ -55,7 +57,7 @@ class ReplicaContext:
         example_sizes: examples that each replica holds in this step, or None where the function
             was not given a per-replica batch.
         local_examples: those of this replica.
-        gathers: what a compiled step gathers, which settles the sizes of its results.
+        gathers: what replicas bring to the meetings of a compiled step.
         loss_rule: "sum" (own loops: the losses of the replicas add up to the global one) or "mean"
             (fit: their mean, weighted by examples, is the global one).
     """
@@ -161,7 +163,7 @@ class ReplicaContext:
             likely = self.example_sizes
         else:
             likely = (extent,) * self.num_replicas_in_sync
-        return likely if self.gathers is None else self.gathers.sizes(extent, likely)
+        return likely if self.gathers is None else self.gathers.of_all(extent, likely)
 
     def merge_call(
         self,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import keras
 from jax.sharding import PartitionSpec
 
-from paceline.errors import InvalidArgument, Unsupported
+from paceline.errors import InvalidArgument, ReplicaMismatch, Unsupported
 from paceline.program import context, meeting, nest
 from paceline.program.compiled import Assembly, Variant
 from paceline.program.context import Frame
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from paceline.program.scope import TraceScope
 
 LossRule = Literal["sum", "mean"]
+_MANY_ROUNDS = 8
 _SPLIT = PartitionSpec(meeting.AXIS)
 _SAME = PartitionSpec()
 
@@ -109,6 +110,10 @@ def _as_replica(strategy: Any, replica: ReplicaContext) -> Iterator[None]:
             f"{replica.num_replicas_in_sync} examples, the last one too, or pass `initial` to the "
             "reduction."
         ) from error
+
+
+def _places(of_replica: Sequence[int], kind: int) -> list[int]:
+    return [replica for replica, k in enumerate(of_replica) if k == kind]
 
 
 def _on(leaf: Any, device: Any) -> Any:
@@ -199,16 +204,23 @@ def run_compiled(
         avals = [jax.ShapeDtypeStruct(s, b.array.dtype) for s, b in zip(kind, batches, strict=True)]
         return trace_step(call, avals, replica_scope)
 
-    def trace_all(known: Sequence[tuple[int, ...]]) -> list[Variant]:
-        logs = [GatherLog(known) for _ in kinds]
+    def trace_all(known: Sequence[tuple[Any, ...]], rounds: int = 0) -> list[Variant]:
+        logs = [GatherLog(_places(of_replica, k), known) for k in range(len(kinds))]
         variants = [
             Variant(trace(kind, n, log), kind)
             for kind, n, log in zip(kinds, per_kind, logs, strict=True)
         ]
         own = zip(*[log.own for log in logs], strict=False)
-        true_sizes = [tuple(of_kind[k] for k in of_replica) for of_kind in own]
-        is_true = all(log.assumed[: len(true_sizes)] == true_sizes for log in logs)
-        return variants if is_true else trace_all(true_sizes)
+        truth = [tuple(of_kind[k] for k in of_replica) for of_kind in own]
+        if all(log.assumed[: len(truth)] == truth for log in logs):
+            return variants
+        if rounds == _MANY_ROUNDS:
+            raise ReplicaMismatch(
+                "The function given to run must do the same each time it is traced. Received: one "
+                f"whose replicas bring other sizes or numbers to a meeting every time: {truth}. "
+                "Pass numbers that change, such as random ones, to run through args, as arrays."
+            )
+        return trace_all(truth, rounds + 1)
 
     assembly = Assembly(trace_all(()), of_replica)
     arrays = [batch.array for batch in batches]
