@@ -45,8 +45,10 @@ class Endless:
 @pytest.mark.contract(90)
 @pytest.mark.case("R81")
 def test_join_raises_the_error_once(coordinator: Any) -> None:
-    for fn in (int, int, fail, int, int):
+    may_begin = threading.Event()  # else a later `schedule` might raise the error
+    for fn in (may_begin.wait, may_begin.wait, int, fail, int, int):
         coordinator.schedule(fn)
+    may_begin.set()
     with pytest.raises(ValueError, match="the function's own"):
         coordinator.join()
     coordinator.join()
@@ -106,9 +108,12 @@ def test_of_several_errors_the_first_is_raised(coordinate: Callable[..., Any]) -
 @pytest.mark.case("R81")
 def test_what_becomes_of_all_values(coordinate: Callable[..., Any]) -> None:
     coordinator = coordinate(1)
+    may_begin = threading.Event()
+    coordinator.schedule(may_begin.wait)
     before = [coordinator.schedule(lambda i=i: i) for i in range(5)]
     failing = coordinator.schedule(fail)
     after = [coordinator.schedule(int) for _ in range(5)]
+    may_begin.set()
     with pytest.raises(ValueError, match="the function's own"):
         coordinator.join()
     assert coordinator.fetch(before) == [0, 1, 2, 3, 4]
