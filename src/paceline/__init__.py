@@ -3,7 +3,7 @@
 The layers, lowest first; a module imports only from layers above it in this list:
 
     errors, types, config     the exception tree, value objects, options
-    program/                  a step traced once, and its compiled assembly
+    program/                  a step traced once, and its two assemblies, compiled and split
     variables/                one variable; aggregation and synchronization as data
     store/                    versioned values, update rules, partitioners, the ledger of work
     pace/                     how far workers may drift apart, one file per policy
