@@ -171,7 +171,8 @@ class _Cutter:
             _warn_of_last_writer(variable)
         own_nodes = [node for node in kept if not from_own.isdisjoint(node.outputs)]
         shared = [node for node in kept if from_own.isdisjoint(node.outputs)]
-        used = own if own in from_own and border.isdisjoint({result}) else None
+        is_late = not isinstance(result, jex.Literal) and result not in border
+        used = own if own in from_own and is_late else None
         homes = frozenset(self._homes[slot] for slot in border if slot in self._homes)
         write = Write(variable, result, used, tuple(own_nodes), is_update, homes)
         return write, shared, border
