@@ -135,11 +135,18 @@ def test_a_variable_of_plain_keras_may_be_written_before_it_is_read(rig: Rig) ->
     assert_close(variable.value, 2.0)
 
 
-def test_a_literal_may_be_assigned(rig: Rig) -> None:
-    variable = tf.Variable(f32(1, 2))
-    step = rig.step(lambda: variable.assign(jnp.zeros(2)))
+def test_a_constant_may_be_assigned_and_need_not_travel(rig: Rig) -> None:
+    vector, number = tf.Variable(f32(1, 2)), tf.Variable(3, dtype="int32")
+
+    def clear() -> None:
+        vector.assign(jnp.zeros(2))
+        number.assign(7)
+
+    step = rig.step(clear)
     rig.run(step)
-    assert_close(variable, [0, 0])
+    assert_close(vector, [0, 0])
+    assert int(number.numpy()) == 7
+    assert cut_of(step).residuals == ()
 
 
 def test_a_heavy_function_of_the_old_value_is_computed_by_the_worker_with_a_warning(
