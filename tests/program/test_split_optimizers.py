@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import paceline as tf
+from paceline.errors import InvalidArgument
 from paceline.testing.tolerances import GOLDEN, assert_close
 from store_rig import HEAVY, Rig, cut_of, f32, num_bytes, store_primitives
 
@@ -168,6 +169,25 @@ def test_an_optimizer_of_the_user_may_be_heavy(rig: Rig) -> None:
     assert num_bytes([cut_of(step).flat.avals[s] for s in cut_of(step).residuals]) == num_bytes(
         ours.variables
     )
+
+
+@pytest.mark.parametrize("form", ["stateful", "stateless"])
+def test_an_optimizer_that_does_not_follow_the_strategy_is_refused(rig: Rig, form: str) -> None:
+    weight, plain = tf.Variable(0.0), keras.optimizers.SGD(0.1, momentum=0.9)
+    plain.build([weight])
+
+    def stateful(g: Any) -> None:
+        plain.apply([g], [weight])
+
+    def stateless(g: Any) -> Any:
+        return plain.stateless_apply([v.value for v in plain.variables], [g], [weight.value])
+
+    with pytest.raises(InvalidArgument, match=r"strategy\.distribute"):
+        rig.step(stateful if form == "stateful" else stateless, f32(1))
+    rig.strategy.distribute(plain)
+    step = rig.step(stateful, f32(1))
+    rig.overlap(step, (f32(1),), (f32(2),))
+    assert_close(weight, -0.1 - (0.09 + 0.2))
 
 
 def test_two_optimizers_take_turns_in_one_step(rig: Rig) -> None:

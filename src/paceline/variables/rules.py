@@ -11,11 +11,12 @@ import warnings
 from typing import Any
 
 import jax.numpy as jnp
+import keras
 import numpy as np
 
 from paceline.errors import InvalidArgument
 from paceline.program import context, meeting
-from paceline.program.keras_state import is_inside_layer
+from paceline.program.keras_state import creator, is_inside_layer
 from paceline.program.scope import combine, is_traced
 from paceline.types import VariableAggregation
 
@@ -133,6 +134,24 @@ def _aggregated_scalar(
             f"{value * count!r}), or assign the total in cross-replica context."
         )
     return value
+
+
+def refuse_plain_optimizer(variable: Any) -> None:
+    """Checks a write by a worker: its gradients must have been sent to the store before.
+
+    An optimizer of plain Keras would compute the worker's own update from what the worker has
+    read, and others' momentum would be lost.
+
+    Raises:
+        InvalidArgument: an optimizer that does not follow the strategy makes it.
+    """
+    if context.is_applying() or not isinstance(creator(), keras.optimizers.Optimizer):
+        return
+    raise InvalidArgument(
+        "The weights of a model under a strategy are updated by an optimizer that follows it. "
+        f"Received: an assignment to {variable.path!r} on a worker, by an optimizer of plain "
+        "Keras. Use the optimizer of paceline.keras.optimizers, or strategy.distribute(optimizer)."
+    )
 
 
 def _weight_text(variable: Any) -> str:

@@ -19,6 +19,7 @@ from paceline.program import context
 from paceline.program.handover import handover
 from paceline.program.keras_state import active_scope, outside_of_scopes
 from paceline.program.scope import TraceScope, combine, is_traced
+from paceline.program.split_scope import active_split
 from paceline.program.tape import notify_read
 from paceline.types import (
     PerReplica,
@@ -315,6 +316,8 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
         value = self._checked_argument(operation, value)
         self._check_strategy("assign")
         scope = active_scope()
+        if context.worker() is not None or active_split() is not None:
+            rules.refuse_plain_optimizer(self)
         if isinstance(scope, TraceScope):
             scope.write(self, operation, value)
             return scope.to_value(self, scope.storage(self)) if read_value else None
