@@ -279,10 +279,23 @@ def test_a_push_that_fails_leaves_the_exchange_usable() -> None:
     with pytest.raises(TypeError):
         run.push(0, "no number")  # pyright: ignore[reportArgumentType]
     assert (run.version, run.value) == (0, 0)
+    assert run.told("worker", "outcome") == [(0, "dropped")]
+    assert "TypeError" in run.records[0].reason
     assert run.push(1, 4).kind == "applied"
     assert run.step(0, 5).kind == "applied"
     run.exchange.flush(0.0)
     assert (run.version, run.value) == (2, 9)
+
+
+def test_all_pushes_of_a_group_that_fails_are_accounted_for() -> None:
+    run = Run(Synchronous(), 2)
+    run.step(0, 5)
+    with pytest.raises(TypeError):
+        run.step(1, "no number")  # pyright: ignore[reportArgumentType]
+    assert (run.version, run.value) == (0, 0)
+    assert run.told("worker", "outcome") == [(0, "dropped"), (1, "dropped")]
+    assert [run.step(worker, 1).kind for worker in (0, 1)] == ["held", "applied"]
+    assert (run.version, run.value) == (1, 2)
 
 
 # Changing the pace -----------------------------------------------------------------------------

@@ -194,11 +194,17 @@ class Exchange:
     def _apply(self, group: Sequence[tuple[Push, float, float]], now: float) -> None:
         version = self.store.version
         first = group[0][0]
-        if len(group) == 1:
-            self.store.apply(first.update, first.read_version)
-        else:
-            stale = [(push, version - push.read_version) for push, _, _ in group]
-            self.store.apply(self._combine(stale), first.read_version)
+        try:
+            if len(group) == 1:
+                self.store.apply(first.update, first.read_version)
+            else:
+                stale = [(push, version - push.read_version) for push, _, _ in group]
+                self.store.apply(self._combine(stale), first.read_version)
+        except Exception as error:
+            for push, wait, compute in group:
+                reason = f"Its update failed: {error!r}"
+                self._note(push, wait, compute, "dropped", version, now, reason)
+            raise
         for push, wait, compute in group:
             self._note(push, wait, compute, "applied", version, now, "")
 
