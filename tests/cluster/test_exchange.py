@@ -260,15 +260,16 @@ def test_an_update_that_runs_itself_is_counted() -> None:
     run = Run(Asynchronous(), 1)
     run.pull(0)
     run.step(0)
-    assert run.exchange.run(0, 0, lambda: "done", 3.0) == "done"
+    assert run.exchange.run(lambda: "done", 0) == "done"
     assert run.version == 2
-    assert run.told("staleness", "finished_at")[-1] == (1, 3.0)
+    run.exchange.note_run(0, 0, 1, 0.5, 3.0)
+    assert run.told("staleness", "compute", "finished_at")[-1] == (1, 0.5, 3.0)
 
 
 def test_an_update_that_fails_is_not_counted() -> None:
     run = Run(Asynchronous(), 1)
     with pytest.raises(ZeroDivisionError):
-        run.exchange.run(0, 0, lambda: 1 / 0, 3.0)
+        run.exchange.run(lambda: 1 / 0, 0)
     assert (run.version, run.records) == (0, [])
 
 
