@@ -95,6 +95,53 @@ def test_fit_loses_no_batch(make: Callable[..., Any]) -> None:
     assert_close(history["labels"], [np.mean(y)])
 
 
+class ChangesPace(keras.callbacks.Callback):
+    """Gives the strategy another pace in the middle of an epoch."""
+
+    def __init__(self, strategy: Any, pace: Pace | None) -> None:
+        super().__init__()
+        self.strategy, self.pace = strategy, pace
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 7 and self.pace is not None:
+            self.strategy.pace = self.pace
+
+
+@pytest.mark.parametrize(
+    ("pace", "later"),
+    [
+        (Asynchronous(max_staleness=0), None),
+        (Synchronous(), None),
+        (Synchronous(backups=1), None),
+        (BoundedStaleness(1), None),
+        (Softsync(3), None),
+        (Softsync(4), Synchronous()),
+        (Asynchronous(), Synchronous(backups=1)),
+        (Synchronous(), Asynchronous(max_staleness=1)),
+    ],
+    ids=repr,
+)
+def test_every_example_counts_once_at_every_pace(pace: Pace, later: Pace | None) -> None:
+    strategy = parameter_servers(3, pace=pace, update_rule=Plain(), merge="sum")
+    with strategy.scope():
+        dense = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        model = tf.keras.Sequential([dense])
+    model.compile(
+        optimizer=tf.keras.optimizers.SGD(0.5),
+        loss=lambda y, outputs: outputs * y,
+        metrics=[tf.keras.metrics.MeanMetricWrapper(lambda y, outputs: y, name="labels")],
+    )
+    x, y = np.ones((160, 1), np.float32), np.arange(160, dtype=np.float32)[:, None] / 64
+    changes = ChangesPace(strategy, later)
+    history = model.fit(x, y, batch_size=8, verbose=0, callbacks=[changes]).history
+    # The gradient is the mean of the labels, at every version.
+    assert_close(dense.kernel, [[1 - 0.5 * np.mean(y) * 20]])
+    assert_close(history["labels"], [np.mean(y)])
+    report = strategy.monitor.report()
+    assert (report.applied, report.examples) == (20, 160)
+    assert int(model.optimizer.iterations.numpy()) <= 20
+
+
 @pytest.mark.contract(118)
 def test_four_workers_with_a_thousand_pushes_each() -> None:
     rig = Rig()
