@@ -115,7 +115,7 @@ def _called(make: Callable[..., Any], num_replicas: int) -> Any:
 
 def is_arrays(data: Any) -> bool:
     """Whether `data` is arrays that stay what they are while the loop runs."""
-    leaves = jax.tree.leaves(data)
+    leaves = jax.tree.leaves(data, is_leaf=lambda x: not isinstance(x, (dict, list, tuple)))
     return bool(leaves) and all(isinstance(leaf, (np.ndarray, jax.Array)) for leaf in leaves)
 
 
@@ -124,7 +124,7 @@ def is_batches(data: Any) -> bool:
     if isinstance(data, (ArrayBatches, DistributedDataset)):
         return True
     if isinstance(data, list):  # a list of arrays is Keras's model with several inputs
-        return bool(data) and all(isinstance(batch, tuple) for batch in data)
+        return all(isinstance(batch, tuple) for batch in data)
     is_keras_s = isinstance(data, (tuple, dict, str, GeneratorType, DataAdapter))
     is_array = hasattr(data, "shape") or hasattr(data, "__array__")
     if is_keras_s or is_array or isinstance(data, keras.utils.PyDataset):

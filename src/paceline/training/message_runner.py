@@ -34,24 +34,23 @@ class MessageRunner(Runner):
         model: the model.
         kind: "train" or "test".
         strategy: the strategy whose workers run the steps.
-
-    Attributes:
-        logs: those of the last of the batches that are done.
-        is_in_step: whether a call waits for its batches, as `train_on_batch` has to.
     """
 
     def __init__(self, model: Any, kind: Kind, strategy: Any) -> None:
         super().__init__(model, kind, strategy)
         self._room = threading.Semaphore(_AHEAD * strategy.cluster.workers)
         self._handed_out = 0
-        self._logs_of = 0  # number of the batch that the logs are of
-        self.logs: Any = None
-        self.is_in_step = False
+        self._logs: Any = None  # of the last one of the batches that are done
+        self._logs_of = 0  # that batch's number
+        self._returned: Any = None
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Hands out the next batch, or the next `steps_per_execution` ones."""
         batch = next(iterator)
         self.has_run = True
+        is_awaited = self._model.__dict__.get("_paceline_awaits_steps", False)  # train_on_batch
+        if is_awaited:
+            self._logs = None
         self._hand_out(batch)
         for _ in range(self._steps - 1):
             try:
@@ -59,9 +58,15 @@ class MessageRunner(Runner):
             except StopIteration:
                 break
             self._hand_out(batch)
-        if self.is_in_step:
+        if is_awaited:
             self._strategy.driver.join()
-        return self.logs, (None,) * NUM_STATE_GROUPS[self._kind]
+        # A worker that was lost after its push took the logs along.
+        self._returned = self._model.get_metrics_result() if self._logs is None else self._logs
+        return self._returned, (None,) * NUM_STATE_GROUPS[self._kind]
+
+    def newer_than(self, logs: Any) -> Any:
+        """The newest logs, if `logs` are those that were returned last."""
+        return self._logs if logs is self._returned and self._logs is not None else logs
 
     def _hand_out(self, batch: Any) -> None:
         deadline = self._strategy.cluster.deadline
@@ -87,9 +92,17 @@ class MessageRunner(Runner):
         except BaseException:
             self._room.release()
             raise
-        if self.logs is None:
-            # The first one says what the logs are, and fails early.
-            self._strategy.driver.wait(work, is_last=False)
+        if self._logs is None:
+            self._await_first(work)
+
+    def _await_first(self, work: Work) -> None:
+        """Waits for the first batch, which says what the logs are, and fails early."""
+        driver = self._strategy.driver
+        try:
+            driver.wait(work, is_last=False)
+        except Exception:
+            driver.join()  # raises the same error, or what called this off, and has then raised it
+            raise
 
     def _eagerly(self, data: Any) -> Any:
         """A step that is not compiled holds the store for itself while it runs."""
@@ -99,6 +112,6 @@ class MessageRunner(Runner):
     def _note(self, number: int, work: Work) -> None:
         self._room.release()
         if work.state != "finished" or work.result is None:
-            return  # a worker that was lost after its push took the result along
+            return
         if number > self._logs_of:
-            self.logs, self._logs_of = work.result, number
+            self._logs, self._logs_of = work.result, number

@@ -15,7 +15,7 @@ import keras
 from keras.src.models.functional import Functional as KerasFunctional
 from keras.src.models.model import functional_init_arguments
 
-from paceline.errors import InvalidArgument
+from paceline.errors import ContextError, InvalidArgument
 from paceline.program import context
 from paceline.strategies.default import default_strategy, get_strategy
 from paceline.training import following, replica_step
@@ -53,23 +53,50 @@ class TrainsOnReplicas(Mixin):
 
     @functools.wraps(keras.Model.train_on_batch)
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        with following.without_distribution():
-            return super().train_on_batch(*args, **kwargs)
+        return self._on_batch("train", super().train_on_batch, args, kwargs)
 
     @functools.wraps(keras.Model.test_on_batch)
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        with following.without_distribution():
-            return super().test_on_batch(*args, **kwargs)
+        return self._on_batch("test", super().test_on_batch, args, kwargs)
 
     @functools.wraps(keras.Model.predict_on_batch)
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        with following.without_distribution():
-            return super().predict_on_batch(*args, **kwargs)
+        return self._on_batch("predict", super().predict_on_batch, args, kwargs)
+
+    def _on_batch(self, kind: Kind, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Makes one step; what it returns is of this batch, and who calls may reuse the arrays."""
+        self._settle(kind)
+        self.__dict__.setdefault("_paceline_fed_arrays", {})[kind] = False
+        self.__dict__["_paceline_awaits_steps"] = True
+        try:
+            with following.without_distribution():
+                return call(*args, **kwargs)
+        finally:
+            self.__dict__["_paceline_awaits_steps"] = False
+
+    def _settle(self, kind: Kind) -> None:
+        """Waits for steps that are under way, as when a callback or an error began this loop.
+
+        Raises:
+            ContextError: a worker's function trains or evaluates, which is work for all workers.
+        """
+        strategy = self.distribute_strategy
+        if not strategy.uses_messages:
+            return
+        if context.worker() is None:
+            strategy.driver.join()
+        elif kind != "predict":
+            raise ContextError(
+                "fit and evaluate hand out batches to workers, so they belong to the program that "
+                f"coordinates. Received: a {kind} step of {self.name!r} in a function that runs "
+                "on a worker. Schedule a function that makes one step by itself."
+            )
 
     def _loop(self, kind: Kind, loop: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs one of Keras's loops, which do not know all datasets and stumble over empty ones."""
         arguments = inspect.signature(loop).bind(*args, **kwargs).arguments
         arguments.update(arguments.pop("kwargs", {}))
+        self._settle(kind)
         self.__dict__.setdefault("_paceline_fed_arrays", {})[kind] = is_arrays(arguments.get("x"))
         strategy = self.distribute_strategy
         if kind == "train":
@@ -163,8 +190,15 @@ class TrainsOnReplicas(Mixin):
         strategy = self._managing_strategy()
         if strategy is None:
             super().jax_state_sync()
-        elif strategy.uses_messages:
+        elif strategy.uses_messages and context.worker() is None:
             strategy.driver.join()
+
+    def _get_metrics_result_or_logs(self, logs: Any) -> Any:
+        """What an epoch reports: by messages, a step's own logs are known after the loop's end."""
+        for runner in (self.train_function, self.test_function):
+            if isinstance(runner, MessageRunner):
+                logs = runner.newer_than(logs)
+        return super()._get_metrics_result_or_logs(logs)
 
     def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super()._compute_loss(*args, **kwargs)
