@@ -1,5 +1,9 @@
-"""Tools for tests, of Paceline and of programs that use it."""
+"""Tools for tests, of Paceline and of programs that use it.
 
+`paceline.testing.conformance` holds the checks that every cluster must pass.
+"""
+
+from paceline.testing.gates import Gate
 from paceline.testing.tolerances import (
     CONVERGENCE,
     EXACT,
@@ -9,4 +13,4 @@ from paceline.testing.tolerances import (
     assert_close,
 )
 
-__all__ = ["CONVERGENCE", "EXACT", "GOLDEN", "REFERENCE", "Tolerance", "assert_close"]
+__all__ = ["CONVERGENCE", "EXACT", "GOLDEN", "REFERENCE", "Gate", "Tolerance", "assert_close"]
