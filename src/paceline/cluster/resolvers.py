@@ -184,11 +184,10 @@ class TFConfigClusterResolver(ClusterResolver):
 
     Example:
         ```python
-        os.environ["TF_CONFIG"] = json.dumps({
-            "cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]},
-            "task": {"type": "worker", "index": 1},
-            "rpc_layer": "grpc",
-        })
+        cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
+        task = {"type": "worker", "index": 1}
+        config = {"cluster": cluster, "task": task, "rpc_layer": "grpc"}
+        os.environ["TF_CONFIG"] = json.dumps(config)
         TFConfigClusterResolver().master()  # "grpc://c:1"
         ```
     """
