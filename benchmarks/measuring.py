@@ -125,13 +125,15 @@ def ratio_of(rounds: list[dict[str, dict[str, Any]]], side: str, against: str) -
     return Spread.of([top["steps_per_s"] / below["steps_per_s"] for top, below in pairs])
 
 
-def odd_losses(rounds: list[dict[str, dict[str, Any]]], tolerance: float = 0.01) -> list[str]:
+def odd_losses(
+    rounds: list[dict[str, dict[str, Any]]], *, reference: str, tolerance: float
+) -> list[str]:
     """Names the sides whose first epoch did not give the reference's loss.
 
     Args:
         rounds: The measurements of each round, by name of the side.
-        tolerance: Greatest relative difference; torch_ddp reports one process's half of the
-            rows, so this cannot be much smaller.
+        reference: Name of the side that has the right loss.
+        tolerance: Greatest relative difference.
 
     Returns:
         Names in order; empty when all sides did the same work or no reference was measured.
@@ -139,11 +141,11 @@ def odd_losses(rounds: list[dict[str, dict[str, Any]]], tolerance: float = 0.01)
     odd = {
         name
         for measured in rounds
-        if "handwritten" in measured
+        if reference in measured
         for name, figures in measured.items()
         if not math.isclose(
             figures["first_epoch_loss"],
-            measured["handwritten"]["first_epoch_loss"],
+            measured[reference]["first_epoch_loss"],
             rel_tol=tolerance,
         )
     }

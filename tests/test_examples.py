@@ -39,3 +39,32 @@ def test_mirrored_fit_learns_mnist(compile_inside: bool) -> None:
 @pytest.mark.parametrize("distributed", [True, False])
 def test_custom_loop_learns_the_digits(distributed: bool) -> None:
     assert load("custom_loop").main(distributed=distributed) >= 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("mnist")
+def test_central_storage_learns_mnist() -> None:
+    assert load("central_storage").main() >= 0.97
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("mnist")
+@pytest.mark.parametrize(
+    ("with_coordinator", "pushes"),
+    [(False, "2 workers made 4,690"), (True, "2 workers made 4,685")],
+)
+def test_asynchronous_loop_learns_mnist(
+    with_coordinator: bool, pushes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert load("asynchronous_loop").main(with_coordinator=with_coordinator) >= 0.97
+    assert pushes in capsys.readouterr().out  # none was lost, and the report counts each
+
+
+@pytest.mark.parametrize("with_fit", [False, True])
+def test_parameter_servers_learn_baskets(
+    with_fit: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert load("parameter_server").main(with_fit=with_fit) >= 0.95
+    assert "embedding/part_1" in capsys.readouterr().out  # the table is divided

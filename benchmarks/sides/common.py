@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 INPUTS = 784
 HIDDEN = 128
@@ -29,7 +29,9 @@ BATCH = 64
 REPLICAS = 2
 DEVICES = ("cpu:0", "cpu:1")
 LEARNING_RATE = 1e-3
-EPSILON = 1e-7  # Keras's default, given to every Adam
+EPSILON = 1e-7  # Keras's default, given to every Adam and Adagrad
+ADAGRAD_RATE = 0.01
+ADAGRAD_START = 0.1  # of the accumulator; Keras's default, and Optax's
 STEPS_PER_EPOCH = ROWS // BATCH  # full batches only, so that each step is the same work
 
 Batch = tuple[np.ndarray, np.ndarray]
@@ -70,6 +72,33 @@ def batches() -> list[Batch]:
     return [(x[i : i + BATCH], y[i : i + BATCH]) for i in range(0, len(x), BATCH)]
 
 
+class _WorkerBatches:
+    """Batches in orders of one worker, without end.
+
+    Args:
+        seed: Makes the orders.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = np.random.default_rng(self._seed)
+        epoch = batches()
+        while True:
+            for place in order.permutation(len(epoch)):
+                yield epoch[place]
+
+
+def worker_batches(worker: Any) -> Iterable[Batch]:
+    """Gives the dataset of an asynchronous worker: all batches, in random orders, without end.
+
+    Args:
+        worker: The worker's number, or the `InputContext` that Paceline tells it with.
+    """
+    return _WorkerBatches(getattr(worker, "input_pipeline_id", worker))
+
+
 def weights() -> list[np.ndarray]:
     """Gives the first weights in Keras's order and layout: kernel, bias, kernel, bias."""
     rng = np.random.default_rng(1)
@@ -97,6 +126,18 @@ def keras_model(keras: Any) -> Any:
     )
     model.set_weights(weights())
     return model
+
+
+def adam(keras: Any) -> Any:
+    """Makes the optimizer of the sides in lockstep, with the Keras given."""
+    return keras.optimizers.Adam(LEARNING_RATE, epsilon=EPSILON)
+
+
+def adagrad(keras: Any) -> Any:
+    """Makes the optimizer of the sides with parameter servers, with the Keras given."""
+    return keras.optimizers.Adagrad(
+        ADAGRAD_RATE, initial_accumulator_value=ADAGRAD_START, epsilon=EPSILON
+    )
 
 
 def time_loop(
@@ -137,7 +178,9 @@ def time_loop(
     )
 
 
-def time_fit(keras: Any, model: Any, *, steps: int, steps_per_execution: int = 1) -> Measurement:
+def time_fit(
+    keras: Any, model: Any, *, steps: int, steps_per_execution: int = 1, optimizer: Any = None
+) -> Measurement:
     """Compiles the model, fits one epoch to warm up, then times `fit` on whole epochs.
 
     Args:
@@ -145,6 +188,7 @@ def time_fit(keras: Any, model: Any, *, steps: int, steps_per_execution: int = 1
         model: The model, not compiled.
         steps: Timed steps, rounded up to whole epochs.
         steps_per_execution: As in Keras's `compile`.
+        optimizer: As in Keras's `compile`; by default Adam.
     """
     x, y = data()
     # No shuffling and no metrics: the own loops that fit is compared with have none either.
@@ -158,7 +202,7 @@ def time_fit(keras: Any, model: Any, *, steps: int, steps_per_execution: int = 1
 
     start = time.perf_counter()
     model.compile(
-        optimizer=keras.optimizers.Adam(LEARNING_RATE, epsilon=EPSILON),
+        optimizer=optimizer or adam(keras),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         steps_per_execution=steps_per_execution,
     )
@@ -186,6 +230,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=3 * STEPS_PER_EPOCH)
     parser.add_argument("--steps-per-execution", type=int, default=1, help="used by fit only")
+    parser.add_argument("--workers", type=int, default=2, help="used with a store only")
+    parser.add_argument("--cpu-devices", type=int, default=1, help="used with a store only")
     return parser.parse_args()
 
 

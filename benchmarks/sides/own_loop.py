@@ -10,19 +10,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def make_step(tf: Any, strategy: Any) -> Callable[..., Any]:
+def make_step(
+    tf: Any, strategy: Any, make_optimizer: Callable[[Any], Any] = common.adam
+) -> Callable[..., Any]:
     """Makes the compiled train step.
 
     Args:
         tf: TensorFlow, or Paceline in its place.
         strategy: The strategy to train under.
+        make_optimizer: Makes the optimizer, with the Keras that it is given.
 
     Returns:
         A function of a distributed batch's x and y that gives the global loss.
     """
     with strategy.scope():
         model = common.keras_model(tf.keras)
-        optimizer = tf.keras.optimizers.Adam(common.LEARNING_RATE, epsilon=common.EPSILON)
+        optimizer = make_optimizer(tf.keras)
         # TensorFlow fails when the optimizer is built in the traced step instead.
         optimizer.build(model.trainable_variables)
         loss_function = tf.keras.losses.SparseCategoricalCrossentropy(
