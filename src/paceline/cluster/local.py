@@ -194,6 +194,7 @@ class LocalDriver(ClusterDriver):
             dispatch = self.session.dispatch
             self._wait_until(lambda: dispatch.is_idle, "all scheduled work")
             self.session.exchange.flush(time.monotonic())
+            self.session.vigil.forget()
             self._raise_error(is_waiting=False)
 
     def is_done(self) -> bool:

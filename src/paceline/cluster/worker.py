@@ -102,8 +102,9 @@ class Worker:
             gradients = step.store_halves.gradients_of(residuals)
             probe = Probe(step.weights(snapshot.values), gradients)
         backups = step.backups(snapshot.values)
+        noting = probe if session.vigil.wants_steps(self._sequence) else None
         update = StepUpdate(
-            step.store_halves, residuals, backups, self.index, session.states, probe
+            step.store_halves, residuals, backups, self.index, session.states, noting
         )
         push = Push(
             self.index, self.incarnation, self._sequence, snapshot.version, update, self.work,
