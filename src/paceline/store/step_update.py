@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from paceline.store.rules import group_scale, merge_weights, merged
+from paceline.store.rules import UpdateRule, group_scale, merge_weights, merged
 from paceline.store.store_half import union
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.store.rules import UpdateRule
     from paceline.store.store import Push
     from paceline.store.store_half import StoreHalf, StoreHalves
 
@@ -25,10 +24,14 @@ class RuleStates:
 
     Args:
         rule: the rule.
+
+    Attributes:
+        is_stateless: whether that is nothing.
     """
 
     def __init__(self, rule: UpdateRule) -> None:
         self.rule = rule
+        self.is_stateless = type(rule).init is UpdateRule.init
         self._shared: dict[Any, Any] = {}
         self._own: dict[Any, Any] = {}
         self._variables: dict[Any, Any] = {}  # kept alive: forms know them by id
@@ -96,6 +99,12 @@ class StepUpdate:
 
     def __call__(self, current: Sequence[Any], staleness: int) -> list[Any]:
         """Runs the parts, each on the values as they were."""
+        if self.states.is_stateless and self.probe is None and len(self.halves.parts) == 1:
+            (half,), (backup,) = self.halves.parts, self.backups
+            updated, kept, _, _ = half.apply(
+                current, self.residuals, np.float32(staleness), backup, (), ()
+            )
+            return [*updated, *kept]
         values = dict(zip(map(id, self.reads), current, strict=True))
         new: list[Any] = []
         learnt: list[Any] = []
