@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
+from jax.sharding import NamedSharding
 
 from paceline.errors import Unsupported
 from paceline.program import meeting, nest
@@ -152,7 +153,7 @@ def _read(env: dict[Any, Any], var: Any) -> Any:
 
 
 def _run(equations: Sequence[Any], env: dict[Any, Any]) -> Generator[Meeting, Any, None]:
-    is_manual = bool(jax.sharding.get_abstract_mesh().manual_axes)
+    is_manual = _is_in_replica()
     for equation in equations:
         operands = [_read(env, var) for var in equation.invars]
         if equation.primitive in meeting.MEETINGS or equation.primitive is meeting.replica_id_p:
@@ -170,7 +171,7 @@ def _run(equations: Sequence[Any], env: dict[Any, Any]) -> Generator[Meeting, An
 def bind(equation: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
     """Binds an equation's primitive to new operands and returns the results as a sequence."""
     primitive = equation.primitive
-    if jax.sharding.get_abstract_mesh().manual_axes:
+    if _is_in_replica():
         # A gradient is given the sharding of the array it belongs to, also of one that the function
         # closed over; a replica's own copy has none.
         if primitive.name == "reshard":
@@ -178,7 +179,9 @@ def bind(equation: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequ
         params = {k: v for k, v in params.items() if k not in _SHARDINGS} | {
             k: None for k in _SHARDINGS if k in params
         }
-    with equation.ctx.manager:
+    mesh = jax.sharding.get_abstract_mesh()
+    # The equation may have been traced where the mesh was that of an array closed over.
+    with equation.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
         results = primitive.bind(*operands, **primitive.get_bind_params(params))
     return results if primitive.multiple_results else [results]
 
@@ -187,7 +190,7 @@ def _run_inner(equation: Any, operands: Sequence[Any]) -> Generator[Meeting, Any
     """Runs an equation in whose inner programs replicas meet."""
     if equation.primitive.name in _INLINED:
         inner = next(iter(inner_programs(equation)))
-        env = dict(zip(inner.jaxpr.constvars, inner.consts, strict=True))
+        env = dict(zip(inner.jaxpr.constvars, map(_local, inner.consts), strict=True))
         env.update(zip(inner.jaxpr.invars, operands, strict=True))
         yield from _run(inner.jaxpr.eqns, env)
         return [_read(env, var) for var in inner.jaxpr.outvars]
@@ -206,7 +209,7 @@ def carry_over(equation: Any, operands: Sequence[Any], drive: Callable[..., Any]
 
     def resolved(inner: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         def body(*args: Any) -> Any:
-            env = dict(zip(inner.jaxpr.constvars, inner.consts, strict=True))
+            env = dict(zip(inner.jaxpr.constvars, map(_local, inner.consts), strict=True))
             env.update(zip(inner.jaxpr.invars, args, strict=True))
             drive(_run(inner.jaxpr.eqns, env))
             return [_read(env, var) for var in inner.jaxpr.outvars]
@@ -214,12 +217,15 @@ def carry_over(equation: Any, operands: Sequence[Any], drive: Callable[..., Any]
         avals = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in inner.in_avals]
         return jax.make_jaxpr(body)(*avals)
 
-    params = dict(equation.params)
-    for name, value in params.items():
+    def carried(value: Any) -> Any:
         if isinstance(value, jex.ClosedJaxpr):
-            params[name] = resolved(value)
-        elif isinstance(value, tuple) and value and isinstance(value[0], jex.ClosedJaxpr):
-            params[name] = tuple(resolved(inner) for inner in value)
+            return resolved(value)
+        if not isinstance(value, tuple) or not any(isinstance(v, jex.ClosedJaxpr) for v in value):
+            return value
+        make = getattr(value, "_make", tuple)  # a named tuple stays one
+        return make([carried(item) for item in value])
+
+    params = {name: carried(value) for name, value in equation.params.items()}
     return bind(equation, operands, params)
 
 
@@ -228,18 +234,36 @@ def _finish(run: Generator[Meeting, Any, Any]) -> None:
         raise ValueError("an equation without meetings has met")  # unreachable by construction
 
 
+def _is_in_replica() -> bool:
+    """Whether the program is put together inside `shard_map`, as one replica sees it."""
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)
+
+
 def _names_mesh(equation: Any) -> bool:
     """Whether inner programs carry the mesh of an array that the function closed over.
 
     Such an array lies on the strategy's devices as a whole, while each replica of the step sees
     its own copy: the inner program is traced again for that.
     """
-    return any(
-        not var.aval.sharding.mesh.empty
-        for inner in inner_programs(equation)
-        for var in (*inner.jaxpr.invars, *inner.jaxpr.outvars)
-        if hasattr(var.aval, "sharding")
-    )
+    for inner in inner_programs(equation):
+        variables = [*inner.jaxpr.invars, *inner.jaxpr.outvars]
+        avals = [var.aval for var in variables if hasattr(var.aval, "sharding")]
+        is_named = any(not aval.sharding.mesh.empty for aval in avals)
+        if is_named or any(map(_is_spread, inner.consts)):
+            return True
+        if any(map(_names_mesh, inner.jaxpr.eqns)):
+            return True
+    return False
+
+
+def _is_spread(const: Any) -> bool:
+    is_concrete = isinstance(const, jax.Array) and not is_traced(const)
+    return is_concrete and isinstance(const.sharding, NamedSharding)
+
+
+def _local(const: Any) -> Any:
+    """What an inner program closed over, as one replica sees it: without the strategy's mesh."""
+    return np.asarray(const) if _is_in_replica() and _is_spread(const) else const
 
 
 def inlined_program(equation: Any) -> Any:
