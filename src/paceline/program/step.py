@@ -7,6 +7,7 @@ assembly (`compiled` for lockstep).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -171,6 +172,7 @@ def _run(equations: Sequence[Any], env: dict[Any, Any]) -> Generator[Meeting, An
 def bind(equation: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
     """Binds an equation's primitive to new operands and returns the results as a sequence."""
     primitive = equation.primitive
+    inside = contextlib.nullcontext()
     if _is_in_replica():
         # A gradient is given the sharding of the array it belongs to, also of one that the function
         # closed over; a replica's own copy has none.
@@ -179,9 +181,9 @@ def bind(equation: Any, operands: Sequence[Any], params: dict[str, Any]) -> Sequ
         params = {k: v for k, v in params.items() if k not in _SHARDINGS} | {
             k: None for k in _SHARDINGS if k in params
         }
-    mesh = jax.sharding.get_abstract_mesh()
-    # The equation may have been traced where the mesh was that of an array closed over.
-    with equation.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
+        # Such an array's mesh may also be the one that the equation was traced under.
+        inside = jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh())
+    with equation.ctx.manager, inside:
         results = primitive.bind(*operands, **primitive.get_bind_params(params))
     return results if primitive.multiple_results else [results]
 
