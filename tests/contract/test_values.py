@@ -318,6 +318,16 @@ def test_one_replica_gets_its_value_bare(make: Any) -> None:
 
 
 @pytest.mark.contract(69)
+def test_parts_lie_on_their_devices_and_combine_in_numpy() -> None:
+    strategy = mirrored_strategy(2)
+    first, second = strategy.experimental_local_results(distributed(strategy, 1.0, 2.0))
+    assert [part.devices() for part in (first, second)] == [{d} for d in strategy.devices]
+    with pytest.raises(ValueError, match="incompatible devices"):
+        first + second
+    assert np.add(first, second) == float(first) + float(second) == 3
+
+
+@pytest.mark.contract(69)
 def test_local_results_of_nests_and_plain_values(mirrored: Any) -> None:
     nest = {"a": distributed(mirrored, 1.0, 2.0), "b": [3]}
     assert mirrored.experimental_local_results(nest) == ({"a": 1, "b": [3]}, {"a": 2, "b": [3]})

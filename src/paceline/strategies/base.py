@@ -242,7 +242,11 @@ class Strategy:
             return reducing.gather(value, axis, self)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """The tuple of per-replica values; a nest gives a tuple of nests; others a 1-tuple."""
+        """The tuple of per-replica values; a nest gives a tuple of nests; others a 1-tuple.
+
+        Arrays lie on their replicas' devices, so that JAX refuses to combine them; `reduce` and
+        `gather` do, and NumPy.
+        """
         if isinstance(value, Variable) and value.placement.home is self:
             return value.values
         leaves = jax.tree.leaves(value, is_leaf=running.is_per_replica)
