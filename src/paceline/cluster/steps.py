@@ -44,7 +44,7 @@ class Step:
     def __init__(self, function: Any, leaves: list[Any], tree: Any, scope: Any, rule: Any) -> None:
         self._static = [leaf for leaf in leaves if not is_array(leaf)]  # keeps ids in keys alive
         self._program = trace_call(function, leaves, tree, scope)
-        halves = cut(self._program, scope.inputs, scope.updated)
+        halves = cut(self._program, scope.inputs, scope.updated, scope.whole)
         self.store_halves = StoreHalves(halves, rule, scope.strategy.server_of)
         self.worker_half = WorkerHalf(halves)
         self.feeds: list[Feed] = scope.feeds

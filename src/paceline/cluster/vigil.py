@@ -2,12 +2,14 @@
 
 Two pushes of one worker in a row give the curvature along the path (by how much the gradient
 changed with the weights) and the rate at which steps follow gradients, for any optimizer. One pair
-in `_EVERY` pushes is looked at, which costs nearly nothing.
+in `_EVERY` pushes is looked at, which costs nearly nothing. Tables whose gradients come as rows are
+left out: two batches have few rows in common, and a look at all the others would cost a lot.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from paceline.program.handover import handover
+from paceline.program.sparse import is_rows
 from paceline.store.stability import StabilityWatch
 
 if TYPE_CHECKING:
@@ -25,12 +28,13 @@ _EVERY = 16
 
 @dataclasses.dataclass(slots=True)
 class Probe:
-    """What is kept of one push.
+    """What is kept of one push, about the weights whose gradients are whole arrays.
 
     Attributes:
-        weights: what the worker read.
+        weights: what the worker read, one for each gradient.
         gradients: what it pushed.
-        steps: what became of it, new - old of each weight; empty where it made no update alone.
+        steps: what became of it, new - old of each weight; empty for the first of a pair, and for
+            a push that made no update alone.
         staleness: when it was applied.
     """
 
@@ -38,10 +42,19 @@ class Probe:
     gradients: Sequence[Any]
     steps: Sequence[Any] = ()
     staleness: int = 0
+    _is_whole: Sequence[bool] = dataclasses.field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        self._is_whole = [not is_rows(gradient) for gradient in self.gradients]
+        self.weights, self.gradients = map(self._whole, (self.weights, self.gradients))
+
+    def _whole(self, values: Sequence[Any]) -> list[Any]:
+        return list(itertools.compress(values, self._is_whole))
 
     def note(self, old: Sequence[Any], new: Sequence[Any], staleness: int) -> None:
         """Takes the weights before and after the update."""
-        self.steps = [after - before for before, after in zip(old, new, strict=True)]
+        pairs = zip(self._whole(old), self._whole(new), strict=True)
+        self.steps = [after - before for before, after in pairs]
         self.staleness = staleness
 
 
@@ -53,16 +66,24 @@ class Vigil:
         self._first: dict[int, Probe] = {}
 
     def wants(self, sequence: int) -> bool:
-        """Whether the push with this number is looked at."""
+        """Whether the push with this number is looked at: it is one of a pair."""
         return sequence % _EVERY < 2
+
+    def wants_steps(self, sequence: int) -> bool:
+        """Whether it is the second of its pair, of which the steps are looked at, too."""
+        return sequence % _EVERY == 1
+
+    def forget(self) -> None:
+        """Lets go of first halves of pairs, which hold weights and gradients."""
+        self._first.clear()
 
     def observe(self, worker: int, sequence: int, probe: Probe) -> None:
         """Takes a push that has ended; called by its worker."""
-        if not probe.steps or sequence % _EVERY == 0:
+        if not self.wants_steps(sequence):
             self._first[worker] = probe
             return
         first = self._first.pop(worker, None)
-        if first is None or len(first.gradients) != len(probe.gradients):
+        if first is None or not probe.steps or len(first.gradients) != len(probe.gradients):
             return
         moved, bent, along, square = map(
             float, _products(first.weights, probe.weights, first.gradients, probe.gradients,

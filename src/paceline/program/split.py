@@ -24,11 +24,13 @@ import jax
 from jax.extend import core as jex
 
 from paceline.program.flat import FlatProgram, Node, Slot, flatten, needed
+from paceline.program.row_wise import row_plans
 from paceline.program.step import inner_programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from paceline.program.row_wise import RowPlan
     from paceline.program.split_scope import Input
     from paceline.program.step import StepProgram
 
@@ -77,6 +79,7 @@ class Cut:
         writes: the written variables.
         currents: slots that are filled with current values, and their variables.
         commits: residuals that are gradients, and the `id` of the variable each belongs to.
+        rows: those of the gradients that travel as rows, and what becomes of them.
     """
 
     flat: FlatProgram
@@ -88,27 +91,39 @@ class Cut:
     writes: tuple[Write, ...]
     currents: tuple[tuple[Slot, Any], ...]
     commits: dict[Slot, int]
+    rows: dict[Slot, RowPlan]
 
 
-def cut(program: StepProgram, inputs: Sequence[Input], updated: Collection[int] = ()) -> Cut:
+def cut(
+    program: StepProgram,
+    inputs: Sequence[Input],
+    updated: Collection[int] = (),
+    whole: Collection[int] = (),
+) -> Cut:
     """Cuts a step that was traced under a `SplitScope`.
 
     Args:
         program: the step.
         inputs: what fills its inputs.
         updated: `id` of the variables that belong to optimizers, such as their slots.
+        whole: of those the ones that follow every row of their variable, like a moving average.
     """
-    return _Cutter(program, inputs, updated).cut()
+    return _Cutter(program, inputs, updated, whole).cut()
 
 
 class _Cutter:
     def __init__(
-        self, program: StepProgram, inputs: Sequence[Input], updated: Collection[int]
+        self,
+        program: StepProgram,
+        inputs: Sequence[Input],
+        updated: Collection[int],
+        whole: Collection[int],
     ) -> None:
         self._program = program
         self._flat = flatten(program)
         self._inputs = tuple(inputs)
         self._updated = updated
+        self._by_rows = set(updated) - set(whole)
         self._nodes = self._flat.nodes
         self._consts = {slot for slot, _ in self._flat.consts}
         pairs = list(zip(self._flat.reads, self._inputs, strict=True))
@@ -138,7 +153,12 @@ class _Cutter:
         ]
         residuals = sorted({slot for _, _, border in plans for slot in border})
         common = {id(node) for _, nodes, _ in plans for node in nodes}
-        wanted = [*residuals, *_slots(results)]
+        commits = {slot: self._homes[slot] for slot in residuals if slot in self._homes}
+        at_store = tuple(node for node in self._nodes if id(node) in common)
+        writes = tuple(write for write, _, _ in plans)
+        rows = row_plans(self._flat, commits, at_store, writes, self._currents, self._by_rows)
+        wanted = [slot for slot in residuals if slot not in rows] + _slots(results)
+        wanted += [slot for plan in rows.values() for slot in plan.gradient.needs]
         effects = [node for node in self._nodes if node.equation.effects]  # such as debug.print
         wanted += [slot for node in effects for slot in node.needs]
         at_worker = {id(node) for node in [*needed(self._nodes, wanted), *effects]}
@@ -148,10 +168,11 @@ class _Cutter:
             at_worker=tuple(node for node in self._nodes if id(node) in at_worker),
             residuals=tuple(residuals),
             results=tuple(results),
-            at_store=tuple(node for node in self._nodes if id(node) in common),
-            writes=tuple(write for write, _, _ in plans),
+            at_store=at_store,
+            writes=writes,
             currents=tuple(self._currents.items()),
-            commits={slot: self._homes[slot] for slot in residuals if slot in self._homes},
+            commits=commits,
+            rows=rows,
         )
 
     def _plan(self, variable: Any, result: Any) -> tuple[Write, list[Node], set[Slot]]:

@@ -104,6 +104,7 @@ class SplitScope(TraceScope):
     Attributes:
         feeds: the batches that the step takes.
         updated: `id` of the variables of the optimizers that are applied, such as their slots.
+        whole: of those the ones that follow every row of their variable, like a moving average.
     """
 
     def __init__(self, take: Callable[[Any], Any] | None = None) -> None:
@@ -112,6 +113,7 @@ class SplitScope(TraceScope):
         self._rereads: dict[int, Any] = {}
         self.feeds: list[Feed] = []
         self.updated: set[int] = set()
+        self.whole: set[int] = set()
 
     @property
     def inputs(self) -> list[Input]:
@@ -147,9 +149,10 @@ class SplitScope(TraceScope):
             return value
         return self._read(variable, "current")
 
-    def note_update(self, variables: Iterable[Any]) -> None:
-        """Says that an optimizer with these variables is applied in the step."""
+    def note_update(self, variables: Iterable[Any], whole: Iterable[Any] = ()) -> None:
+        """Says that an optimizer with these variables is applied in the step; see `whole`."""
         self.updated.update(map(id, variables))
+        self.whole.update(map(id, whole))
 
     def write(self, variable: Any, operation: str, value: Any) -> None:
         """Carries out a write; what is added travels as it is, however it was computed."""

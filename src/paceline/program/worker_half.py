@@ -29,6 +29,7 @@ class WorkerHalf:
     def __init__(self, cut: Cut) -> None:
         self._cut = cut
         used = {slot for node in cut.at_worker for slot in node.needs}
+        used |= {slot for plan in cut.rows.values() for slot in plan.gradient.needs}
         used |= set(cut.residuals) | {r for r in cut.results if isinstance(r, int)}
         pairs = [p for p in zip(cut.flat.reads, cut.inputs, strict=True) if p[0] in used]
         of_variables = [(slot, i) for slot, i in pairs if i.kind in ("snapshot", "current")]
@@ -51,7 +52,8 @@ class WorkerHalf:
         """Runs the half on `device`, where the arguments are.
 
         Returns:
-            The residuals, and the array leaves of the step's result.
+            The residuals, and the array leaves of the step's result. A gradient that travels as
+            rows is one of `Rows`.
         """
         if device not in self._consts:
             self._consts[device] = [_placed(const, device) for _, const in self._cut.flat.consts]
@@ -66,7 +68,8 @@ class WorkerHalf:
         env.update(zip([slot for slot, _ in flat.consts], consts, strict=True))
         evaluate_nodes(self._cut.at_worker, env)
         results = [jnp.asarray(value_of(env, atom)) for atom in self._cut.results]
-        return [jnp.asarray(env[slot]) for slot in self._cut.residuals], results
+        rows = {slot: plan.gradient.rows(env) for slot, plan in self._cut.rows.items()}
+        return [rows.get(slot) or jnp.asarray(env[slot]) for slot in self._cut.residuals], results
 
 
 def _placed(const: Any, device: Any) -> Any:

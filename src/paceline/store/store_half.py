@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from paceline.program.flat import evaluate_nodes, needed, value_of
+from paceline.program.sparse import replaced
+from paceline.store.row_update import corrected, evaluate, finished, rows_of, touched
 from paceline.store.rules.base import scaled
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class StoreHalf:
         ]
         known = {id(v): v for v in [v for _, v in cut.currents] + self.updated + self.kept}
         self.homes = [known[cut.commits[cut.residuals[k]]] for k in self._gradients]
+        self._rows = {slot: p for slot, p in cut.rows.items() if cut.commits[slot] in ours}
         wanted = {write.result for write in writes if isinstance(write.result, int)}
         wanted |= {slot for write in writes for node in write.nodes for slot in node.needs}
         self._nodes = needed(cut.at_store, wanted)
@@ -109,7 +112,7 @@ class StoreHalf:
         """Returns the gradients as the rule changes them, and the rule's states."""
         weights = [current[place] for place in self._at_home]
         grads = self.gradients_of(residuals)
-        return self._rule.gradients(grads, weights, backup, staleness, shared, own)
+        return corrected(self._rule, grads, weights, backup, staleness, shared, own)
 
     def _update(
         self, current: Any, residuals: Any, grads: Any, scale: Any, shared: Any
@@ -130,7 +133,7 @@ class StoreHalf:
             place = self._places.get(id(variable))
             if place is not None:
                 env[slot] = current[place]
-        evaluate_nodes(self._nodes, env)
+        evaluate(self._nodes, self._rows, env)
         return env
 
     def _new_value(self, write: Write, env: dict[int, Any], current: Any) -> Any:
@@ -142,14 +145,19 @@ class StoreHalf:
         return jnp.asarray(value_of(env, write.result), dtype)
 
     def _updated(self, env: Any, current: Any, scale: Any, shared: Any) -> tuple[list[Any], Any]:
+        rows = touched(self._rows, env)
         new = {id(w.variable): self._new_value(w, env, current) for w in self._updates}
-        weights = {id(v): current[k] for v, k in zip(self.homes, self._at_home, strict=True)}
+        homes, whole = list(map(id, self.homes)), [current[k] for k in self._at_home]
+        indices = [rows.get(key) for key in homes]
+        weights = dict(zip(homes, rows_of(whole, indices), strict=True))
         moved = [key for key in weights if key in new]
         old = [weights[key] for key in moved]
         values = scaled(old, [new[key] for key in moved], scale)
         new.update(zip(moved, values, strict=True))
-        steps = [new.get(key, weights[key]) - weights[key] for key in map(id, self.homes)]
-        shared = self._rule.finish(shared, steps)
+        steps = [new.get(key, weights[key]) - weights[key] for key in homes]
+        shared = finished(self._rule, shared, steps, whole, indices)
+        for key, index in rows.items():
+            new[key] = replaced(current[self._places[key]], index, new[key])
         return [new[id(write.variable)] for write in self._updates], shared
 
 

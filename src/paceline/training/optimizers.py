@@ -25,6 +25,7 @@ from paceline.program.split_scope import active_split, committed
 from paceline.training.twins import Mixin, become_twin, twin
 from paceline.variables import rules
 from paceline.variables.adoption import adopt
+from paceline.variables.scatter import IndexedSlices, gradient_of_slices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,7 +50,7 @@ class FollowsStrategy(Mixin):
         self._make_variables(variables)
         grads = combined(grads, variables)
         if (scope := active_split()) is not None:
-            scope.note_update(self.variables)
+            scope.note_update(self.variables, _following_every_row(self))
         worker = context.worker()
 
         def update() -> Any:
@@ -69,7 +70,7 @@ class FollowsStrategy(Mixin):
         weights, own = given
         scope = active_split() if is_outermost else None
         if scope is not None:
-            scope.note_update(self.variables)
+            scope.note_update(self.variables, _following_every_row(self))
             # Keras's fit passes what the worker read; the update is of the current values.
             weights = _current(scope, self._trainable_variables, weights)
             own = _current(scope, self.variables, own)
@@ -154,10 +155,16 @@ def adopt_optimizer(optimizer: Any) -> None:
 
 
 def combined(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """The gradients of the global batch; None stays None."""
+    """The gradients of the global batch; None stays None, and slices become arrays.
+
+    What a scatter into zeros makes is recognised where it is to travel, and travels as rows.
+    """
     replica = context.replica_context()
     if context.is_applying():
         return list(grads)
+    if any(isinstance(grad, IndexedSlices) for grad in grads):
+        pairs = zip(grads, variables, strict=True)
+        grads = [gradient_of_slices(v, g) if isinstance(g, IndexedSlices) else g for g, v in pairs]
     if replica is None or replica.num_replicas_in_sync == 1:
         is_split = active_split() is not None
         return committed(list(grads), list(variables)) if is_split else list(grads)
@@ -177,6 +184,21 @@ def _handed_back(given: Sequence[Any], taken: Sequence[Any], new: Sequence[Any])
     """The results of an update of `taken`: what was left as it is, is what was `given`."""
     triples = zip(given, taken, new, strict=True)
     return [old if value is current else reread(value) for old, current, value in triples]
+
+
+def _following_every_row(optimizer: Any) -> list[Any]:
+    """Variables of an optimizer that go on changing with rows of weights that have no gradient.
+
+    Sums of gradients, and averages of weights: where one of them is kept of a table, the table
+    can't be updated by rows alone.
+    """
+    inner = [*getattr(optimizer, "optimizers", ()), getattr(optimizer, "inner_optimizer", None)]
+    found = [v for one in inner if one is not None for v in _following_every_row(one)]
+    found += getattr(optimizer, "_model_variables_moving_average", ())
+    found += getattr(optimizer, "_accumulated_gradients", ())
+    if isinstance(optimizer, keras.optimizers.ScheduleFreeAdamW):
+        found += optimizer.variables
+    return [variable for variable in found if variable is not None]
 
 
 def _combine(grad: Any, variable: Any, replica: Any) -> Any:

@@ -63,8 +63,10 @@ def lookup(parts: Sequence[Any], ids: Any, name: str) -> Any:
             continue
         array = part.value if isinstance(part, keras.Variable) else jnp.asarray(part)
         index = beside(ids, array)
-        rows = jnp.take(array, index - own.start, axis=0, mode="clip")
         is_here = (index >= own.start) & (index < own.stop)
+        # Past the end, not clipped: no row of a part gets a gradient, be it zero, for another's.
+        local = jnp.where(is_here, index - own.start, len(own))
+        rows = jnp.take(array, local, axis=0, mode="fill", fill_value=0)
         is_here = is_here.reshape(is_here.shape + (1,) * (rows.ndim - is_here.ndim))
         found = jnp.zeros_like(rows) if found is None else found
         # Both the mask and the rows travel to the first part's device, and nothing else does.

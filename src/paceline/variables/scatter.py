@@ -41,6 +41,17 @@ class IndexedSlices:
     dense_shape: Any = None
 
 
+def gradient_of_slices(variable: Any, slices: IndexedSlices) -> Any:
+    """The gradient of a variable as an array, where it is given as slices.
+
+    Raises:
+        InvalidArgument: slices or indices that do not fit the variable.
+    """
+    indices, values = checked_slices(variable, "add", slices)
+    zeros = jnp.zeros(tuple(variable.shape), values.dtype)
+    return zeros.at[indices].add(values, mode="drop", wrap_negative_indices=False)
+
+
 def refuse_slices(value: Any) -> None:
     """Raises where sparse rows have no meaning."""
     if isinstance(value, IndexedSlices):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from paceline.errors import InvalidArgument
+from paceline.program.sparse import Rows, densified, is_rows, merged_rows
 from paceline.store.rules.base import is_floating, wide
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ def merged(grads_per_push: Sequence[Sequence[Array]], weights: ArrayLike) -> lis
     """Returns the gradients of a group, sum_i weights[i] * g_i for each trainable weight.
 
     The sum runs in the order of the pushes and in float32 at least. Entries that are not floating
-    point are taken from the last push.
+    point are taken from the last push. Gradients that all came as rows give the rows of all.
 
     Args:
         grads_per_push: per push the list of gradients, each already corrected by the rule for its
@@ -85,9 +87,12 @@ def merged(grads_per_push: Sequence[Sequence[Array]], weights: ArrayLike) -> lis
     return [_sum(parts, coefficients) for parts in zip(*grads_per_push, strict=True)]
 
 
-def _sum(parts: Sequence[Array], coefficients: Array) -> Array:
+def _sum(parts: Sequence[Any], coefficients: Array) -> Any:
     if not is_floating(parts[0]):
         return parts[-1]
+    if all(map(is_rows, parts)):
+        return _sum_of_rows(parts, coefficients)
+    parts = densified(parts)
     dtype = wide(*parts)
     terms = [
         part.astype(dtype) * coefficient.astype(dtype)
@@ -97,3 +102,15 @@ def _sum(parts: Sequence[Array], coefficients: Array) -> Array:
     for term in terms[1:]:
         total = total + term
     return total.astype(parts[0].dtype)
+
+
+@jax.jit
+def _sum_of_rows(parts: Sequence[Rows], coefficients: Array) -> Rows:
+    dtype = wide(*(part.values for part in parts))
+    indices = jnp.concatenate([part.indices for part in parts])
+    terms = [
+        part.values.astype(dtype) * factor.astype(dtype)
+        for part, factor in zip(parts, coefficients, strict=True)
+    ]
+    total = merged_rows(indices, jnp.concatenate(terms), parts[0].num_rows)
+    return total.of(total.values.astype(parts[0].dtype))
