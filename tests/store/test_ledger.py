@@ -151,6 +151,16 @@ def test_a_lease_given_back_is_the_next_one() -> None:
     assert ledger.counts()[0].given_back == 1
 
 
+def test_who_gave_a_lease_back_leaves_it_to_the_next() -> None:
+    ledger = Ledger.over(3, 1)
+    granted(ledger, 0)
+    assert ledger.give_back(0, 0, 0, "its push came late")
+    assert granted(ledger, 0) == 1
+    assert granted(ledger, 1) == 0
+    assert ledger.give_back(0, 1, 0, "its push came late")
+    assert drained(ledger, 1) == [2, 0]  # when there is no other
+
+
 def test_leases_for_one_worker() -> None:
     ledger = Ledger()
     ledger.offer()
@@ -326,6 +336,7 @@ class AnyInterleaving(RuleBasedStateMachine):
         self.holder: dict[int, tuple[int, int]] = {}  # in the order of the leases
         self.since: dict[int, float] = {}
         self.is_pushed: set[int] = set()
+        self.given_back_by: dict[int, int] = {}
         self.counted: list[int] = []
         self.withdrawn: list[int] = []
         self.attempts: dict[int, int] = {}
@@ -353,8 +364,11 @@ class AnyInterleaving(RuleBasedStateMachine):
 
     @rule(worker=WORKERS)
     def lease(self, worker: int) -> None:
-        mine = [x for x in self.queue if self.only[x] == worker]
-        expected = next(iter(mine + [x for x in self.queue if self.only[x] is None]), None)
+        queue = [x for x in self.queue if self.only[x] == worker]
+        queue = queue or [x for x in self.queue if self.only[x] is None]
+        if len(queue) > 1 and self.given_back_by.get(queue[0]) == worker:
+            queue.pop(0)
+        expected = queue[0] if queue else None
         incarnation = self.incarnations[worker]
         assert self.ledger.lease(worker, incarnation, self.now) == expected
         if expected is not None:
@@ -395,6 +409,7 @@ class AnyInterleaving(RuleBasedStateMachine):
         grant, has_it = self.reported(data)
         assert self.ledger.give_back(*grant, "so") == has_it
         if has_it:
+            self.given_back_by[grant[0]] = grant[1]
             self.take_back([grant[0]])
 
     @precondition(lambda self: self.grants)
@@ -439,6 +454,7 @@ class AnyInterleaving(RuleBasedStateMachine):
         shared = [x for x in self.queue if self.only[x] is None]
         self.queue = shared + [x for x in self.queue if self.only[x] is not None]
         # The old processes are gone with their reports.
+        self.given_back_by.clear()
         self.incarnations = dict.fromkeys(self.incarnations, 0)
         self.grants.clear()
 

@@ -16,7 +16,7 @@ from paceline.program.handover import handover
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.cluster.local import LocalDriver
+    from paceline.cluster.local_driver import LocalDriver
 
 
 class Bell:

@@ -46,6 +46,7 @@ class Lease:
     incarnation: int = 0
     since: float = 0.0
     is_pushed: bool = False
+    given_back_by: int | None = None  # the worker that had it last and could not complete it
     reason: str = ""  # why it came back the last time
 
 
@@ -65,8 +66,16 @@ class LeaseQueue:
         self._of(lease).appendleft(lease)
 
     def pop(self, worker: int) -> Lease | None:
-        """Removes and returns the worker's first one, else the first for any worker."""
+        """Removes and returns the worker's first one, else the first for any worker.
+
+        What the worker has just given back it leaves to the next worker, if there is another one:
+        who came late with it would come late with it again.
+        """
         queue = self._private.get(worker) or self._shared
+        if len(queue) > 1 and queue[0].given_back_by == worker:
+            second = queue[1]
+            del queue[1]
+            return second
         return queue.popleft() if queue else None
 
     def remove(self, lease: Lease) -> None:

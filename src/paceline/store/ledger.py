@@ -177,6 +177,7 @@ class Ledger:
         if lease is None:
             return False
         self._counts[worker].given_back += 1
+        lease.given_back_by = worker
         self._take_back(lease, f"gave it back: {reason}")
         return True
 

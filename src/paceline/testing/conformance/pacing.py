@@ -122,6 +122,19 @@ def backups_drop_late_pushes(make_cluster: MakeCluster) -> None:
         check_equal((lab.number, lab.counted), (5, 5), "what counted")
 
 
+def what_came_late_is_made_by_another(make_cluster: MakeCluster) -> None:
+    """The push of a slow worker was dropped: an idle one does that work, not the slow one again."""
+    with Lab(make_cluster, pace=Asynchronous(max_staleness=0)) as lab:
+        slow = lab.gate("slow", holds=1)
+        late = lab.submit_step("late", {"push": slow})
+        slow.await_visitors()
+        lab.driver.wait(lab.submit_step("in time"))
+        slow.open()
+        lab.driver.wait(late)
+        check_equal([r.outcome for r in lab.records], ["applied", "dropped", "applied"], "pushes")
+        check_equal(lab.records[2].worker, lab.records[0].worker, "who made it")
+
+
 def softsync_updates_are_so_many_pushes(make_cluster: MakeCluster) -> None:
     """Whoever they come from; what is left at the end is a smaller update."""
     with Lab(make_cluster, workers=3, pace=Softsync(4)) as lab:
@@ -166,6 +179,7 @@ PACE = (
     lockstep_groups_are_one_push_of_each_worker,
     work_of_a_round_goes_to_who_may_start,
     backups_drop_late_pushes,
+    what_came_late_is_made_by_another,
     softsync_updates_are_so_many_pushes,
     workers_without_data_hold_nobody_up,
     a_new_pace_applies_what_was_held,
