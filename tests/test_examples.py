@@ -53,12 +53,13 @@ def test_central_storage_learns_mnist() -> None:
 @pytest.mark.usefixtures("mnist")
 @pytest.mark.parametrize(
     ("with_coordinator", "pushes"),
-    [(False, "2 workers made 4,690"), (True, "2 workers made 4,685")],
+    [(False, "2 workers made 1,876"), (True, "2 workers made 1,874")],
 )
 def test_asynchronous_loop_learns_mnist(
     with_coordinator: bool, pushes: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert load("asynchronous_loop").main(with_coordinator=with_coordinator) >= 0.97
+    accuracy = load("asynchronous_loop").main(epochs=2, with_coordinator=with_coordinator)
+    assert accuracy >= 0.94
     assert pushes in capsys.readouterr().out  # none was lost, and the report counts each
 
 
