@@ -38,8 +38,9 @@ class Outcome:
 
 @dataclasses.dataclass(slots=True)
 class _Member:
-    asked_at: float = 0.0
+    asked_at: float | None = None  # since when it has waited for its pull
     pulled_at: float = 0.0
+    wait: float = 0.0  # what it waited for that pull
 
 
 class _Effect:
@@ -103,8 +104,10 @@ class Exchange:
         return worker in self._members
 
     def ask(self, worker: int, now: float) -> None:
-        """Notes that `worker` wants to pull from `now` on."""
-        self._members[worker].asked_at = now
+        """Notes that `worker` wants to pull from `now` on, if it was not noted before."""
+        member = self._members[worker]
+        if member.asked_at is None:
+            member.asked_at = now
 
     def may_pull(self, worker: int) -> Permission:
         """Whether `worker` may pull now; if not it is asked for again after the next event."""
@@ -112,7 +115,9 @@ class Exchange:
 
     def pull(self, worker: int, keys: Sequence[Hashable], now: float) -> Snapshot:
         """Gives `worker`, which may pull, a snapshot."""
-        self._members[worker].pulled_at = now
+        member = self._members[worker]
+        member.wait = 0.0 if member.asked_at is None else now - member.asked_at
+        member.pulled_at, member.asked_at = now, None
         snapshot = self.store.pull(keys)
         self._pace.started(worker, snapshot.version)
         return snapshot
@@ -125,8 +130,7 @@ class Exchange:
         if member is None:
             return self.refuse(push, f"worker:{push.worker} is no member", now)
         ticket = next(self._tickets)
-        wait, compute = member.pulled_at - member.asked_at, now - member.pulled_at
-        self._held[ticket] = (push, wait, compute)
+        self._held[ticket] = (push, member.wait, now - member.pulled_at)
         decisions = self._pace.push(push.worker, ticket, push.read_version, self.store.version)
         self._carry_out(decisions, now)
         for decision in decisions:

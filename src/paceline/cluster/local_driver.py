@@ -223,7 +223,7 @@ class LocalDriver(ClusterDriver):
     def take(self, worker: Worker) -> Work | None:
         """The next work of `worker`, which is let go if it is to be; called with the lock held."""
         exchange, now = self.session.exchange, time.monotonic()
-        if (worker.dropped or exchange.holds_starts) and self._is_for_others(worker):
+        if (worker.dropped or exchange.holds_starts) and self._is_for_others(worker, now):
             self._has_left_work = True
             return None
         work = self.session.dispatch.take(worker.index, worker.incarnation, now)
@@ -269,7 +269,7 @@ class LocalDriver(ClusterDriver):
         worker.end()
         self._note_progress(time.monotonic())
 
-    def _is_for_others(self, worker: Worker) -> bool:
+    def _is_for_others(self, worker: Worker, now: float) -> bool:
         """Whether the next work is left to a worker that may start before this one may.
 
         In lockstep the work of one round so goes to as many workers as there are. One that is busy
@@ -277,19 +277,25 @@ class LocalDriver(ClusterDriver):
         """
         exchange, was_dropped = self.session.exchange, bool(worker.dropped)
         worker.dropped = ""
+
+        def may_start(index: int) -> bool:
+            return exchange.may_pull(index).is_granted
+
+        is_free = may_start(worker.index) or not exchange.is_member(worker.index)
+        if is_free and not was_dropped:
+            return False
         waiting = self.session.dispatch.ledger.waiting_for()
         if None not in waiting or worker.index in waiting:
             return False
         if was_dropped:  # rather than let this one come late again, an idle one makes it at once
+            self._bell.condition.notify_all()
             return any(
-                other.work is None
-                and (exchange.may_pull(index).is_granted or not exchange.is_member(index))
+                other.work is None and (may_start(index) or not exchange.is_member(index))
                 for index, other in self._workers.items()
                 if other is not worker
             )
-        if exchange.may_pull(worker.index).is_granted:
-            return False
-        return any(exchange.may_pull(index).is_granted for index in self._workers)
+        exchange.ask(worker.index, now)  # it would start if it might
+        return any(map(may_start, self._workers))
 
     def _return_to_what_was_left(self) -> None:
         if self._has_left_work:

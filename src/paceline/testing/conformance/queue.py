@@ -68,8 +68,9 @@ def work_for_one_worker_runs_there_and_first(make_cluster: MakeCluster) -> None:
         lab.submit(lambda worker: ran.append("any"))
         for _ in range(3):
             lab.submit(lambda worker: ran.append(worker.index), worker=1)
+        last = lab.submit(lambda worker: ran.append("last"), worker=1)
         gates[1].open()
-        lab.driver.wait(lab.submit(lambda worker: ran.append("last"), worker=1))
+        lab.driver.wait(last)
         check_equal(ran[:4], [1, 1, 1, "last"], "what worker:1 did first")
         gates[0].open()
         lab.driver.join()
