@@ -14,6 +14,10 @@ import pytest
 import paceline as tf
 from paceline.errors import CheckpointError, ContextError, InvalidArgument, InvalidType
 
+# Where one array of a checkpoint cannot be read, the reads of the others end after Orbax has closed
+# the event loop that they report to, and Python says so.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
