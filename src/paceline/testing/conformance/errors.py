@@ -113,27 +113,37 @@ def what_was_called_off_cannot_touch_the_store(make_cluster: MakeCluster) -> Non
 
 def who_does_not_react_is_replaced(make_cluster: MakeCluster) -> None:
     """After the grace period the error is raised; what the old worker still does is ignored."""
-    with Lab(make_cluster, grace=SOON_S) as lab:
-        gate, late = lab.gate(), []
+    callers: list[Callable[[Lab], Any]] = [
+        lambda lab: lab.driver.join(),
+        lambda lab: lab.driver.is_done(),
+        lambda lab: lab.submit_step("refused"),
+    ]
+    for call in callers:
+        refused: list[BaseException] = []
+        with Lab(make_cluster, grace=SOON_S) as lab:
+            gate = lab.gate()
 
-        def stubborn(worker: Any) -> None:
-            gate.wait()
-            late.append(raised_by(lambda: worker.driver.pull(worker, [KEY], True), Cancelled))
-            raise _Failure("late")
+            def stubborn(worker: Any, gate: Any = gate, refused: Any = refused) -> None:
+                gate.wait()
+                refused.append(
+                    raised_by(lambda: worker.driver.pull(worker, [KEY], True), Cancelled)
+                )
+                raise _Failure("late")
 
-        lab.submit(stubborn, "stubborn", worker=1)
-        gate.await_visitors()
-        lab.submit(_fail, worker=0)
-        raised_by(lab.driver.join, _Failure)
-        for _ in range(5):
-            lab.submit_step()
-        new = lab.submit(lambda worker: worker.incarnation, worker=1)
-        check_equal(lab.driver.wait(new), 1, "the incarnation of worker:1")
-        gate.open()
-        lab.driver.join()
-        check_equal(lab.number, 5, "the number of steps")
-    lab.await_threads()
-    check_equal(len(late), 1, "the number of refused pulls")
+            lab.submit(stubborn, "stubborn", worker=1)
+            gate.await_visitors()
+            failing = lab.submit(_fail, worker=0)
+            raised_by(lambda lab=lab, work=failing: lab.driver.wait(work), _Failure)
+            raised_by(lambda lab=lab, call=call: call(lab), _Failure)
+            for _ in range(5):
+                lab.submit_step()
+            new = lab.submit(lambda worker: worker.incarnation, worker=1)
+            check_equal(lab.driver.wait(new), 1, "the incarnation of worker:1")
+            gate.open()
+            lab.driver.join()
+            check_equal(lab.number, 5, "the number of steps")
+        lab.await_threads()
+        check_equal(len(refused), 1, "the number of refused pulls")
 
 
 def any_exception_is_an_error_of_the_work(make_cluster: MakeCluster) -> None:

@@ -149,8 +149,10 @@ def workers_without_data_hold_nobody_up(make_cluster: MakeCluster) -> None:
     """When no more work comes, the others go on without them."""
     for pace in (Synchronous(), BoundedStaleness(1)):
         with Lab(make_cluster, workers=3, pace=pace) as lab:
+            last = None
             for _ in range(7):
-                lab.driver.submit(lab.step({}), "step", worker=0)
+                last = lab.driver.submit(lab.step({}), "step", worker=0)
+            lab.driver.wait(last)
             lab.driver.join()
             check_equal(lab.number, 7, "the number of steps")
 
