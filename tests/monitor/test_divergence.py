@@ -11,7 +11,13 @@ import pytest
 
 import paceline as tf
 from paceline.errors import InvalidArgument, InvalidType, ReplicasDiverged
-from paceline.monitor import DivergenceCheck, check_replicas, check_workers, fingerprints
+from paceline.monitor import (
+    DivergenceCheck,
+    check_replicas,
+    check_workers,
+    divergence,
+    fingerprints,
+)
 
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
 
@@ -203,6 +209,130 @@ def fit(strategy: Any, *callbacks: Any, epochs: int = 1, **kwargs: Any) -> Any:
         callbacks=list(callbacks), **kwargs,
     )  # fmt: skip
     return model
+
+
+class TestByItself:
+    def test_initial_values_are_checked(self, strategy: tf.distribute.Strategy) -> None:
+        model = built(strategy)
+        corrupt(model.weights[1], [0.0], [0.0], [1.0])
+        with pytest.raises(ReplicasDiverged, match=r"found before the first step\. m/dense/bias"):
+            model.fit(np.ones((3, 2)), np.ones((3, 1)), verbose=0)
+        assert int(model.optimizer.iterations) == 0
+
+    def test_every_epoch_is_checked_before_a_callback_saves(
+        self, strategy: tf.distribute.Strategy
+    ) -> None:
+        ended: list[int] = []
+        saving = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: ended.append(epoch)
+        )
+        # Six batches an epoch: the second epoch ends with a copy that differs.
+        with pytest.raises(ReplicasDiverged, match=r"at the end of epoch 1.*m/dense/bias on cpu:2"):
+            fit(strategy, Corruptor(12), saving, epochs=3)
+        assert ended == [0]
+
+    def test_a_check_among_the_callbacks_takes_its_place(
+        self, strategy: tf.distribute.Strategy
+    ) -> None:
+        with pytest.warns(UserWarning, match="m/dense/bias on cpu:2"):
+            model = fit(strategy, Corruptor(6), DivergenceCheck(action="warn"))
+        assert int(model.optimizer.iterations) == 6
+
+    @pytest.mark.parametrize("name", ["workers", "central", "one device", "one replica"])
+    def test_one_copy_is_not_compared(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        def never(_: Any) -> None:
+            raise AssertionError("there is one copy")
+
+        monkeypatch.setattr(divergence, "check_replicas", never)
+        central = tf.distribute.experimental.CentralStorageStrategy
+        strategies = {
+            "workers": tf.distribute.experimental.ParameterServerStrategy,
+            "central": lambda: central(DEVICES, pace=tf.pace.Synchronous()),
+            "one device": lambda: tf.distribute.OneDeviceStrategy("cpu:1"),
+            "one replica": lambda: tf.distribute.MirroredStrategy(["cpu:1"]),
+        }
+        fit(strategies[name]())
+
+    def test_batches_do_not_wait_for_it(self) -> None:
+        """Keras hands batches out ahead unless a callback looks at them."""
+        assert keras.callbacks.CallbackList([DivergenceCheck()])._async_train
+        assert not keras.callbacks.CallbackList([DivergenceCheck(2)])._async_train
+
+
+class TestDigests:
+    """What accelerators do, here on CPU devices."""
+
+    @pytest.fixture(autouse=True)
+    def _away_from_the_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(divergence, "_is_on_host", lambda array: False)
+
+    @pytest.mark.parametrize(
+        "dtype",
+        ["float32", "bfloat16", "float16", "float8_e4m3fn", "bool", "uint8", "int32", "complex64"],
+    )
+    def test_one_element_is_enough(self, strategy: tf.distribute.Strategy, dtype: str) -> None:
+        aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        whole = np.ones((31, 17)).astype(dtype)
+        spoiled = whole.copy()
+        spoiled[30, 16] = 0
+        bad = variable(strategy, whole, dtype=dtype, aggregation=aggregation)
+        assert check_replicas(bad) == []
+        corrupt(bad, whole, spoiled, whole)
+        (found,) = check_replicas(bad)
+        assert (found.places, found.largest_difference) == (("cpu:1",), 1.0)
+
+    def test_elements_in_another_order_differ(self, strategy: tf.distribute.Strategy) -> None:
+        bad = variable(strategy, [1.0, 2.0, 3.0])
+        corrupt(bad, [1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [2.0, 1.0, 3.0])
+        (found,) = check_replicas(bad)
+        assert found.places == ("cpu:2",)
+
+    def test_nan_agrees_with_nan_and_signs_of_zero_differ(
+        self, strategy: tf.distribute.Strategy
+    ) -> None:
+        other_nan = np.array([0x7FC00001], np.uint32).view(np.float32)[0]
+        same, zero = variable(strategy, [np.nan, 1.0], "same"), variable(strategy, 0.0, "zero")
+        corrupt(same, [np.nan, 1.0], [other_nan, 1.0], [-np.nan, 1.0])
+        corrupt(zero, 0.0, -0.0, 0.0)
+        assert [one.name for one in check_replicas([same, zero])] == ["zero"]
+
+    def test_only_what_differs_is_read(
+        self, strategy: tf.distribute.Strategy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = built(strategy)
+        corrupt(model.weights[1], [0.0], [0.0], [1.0])
+        read: list[Any] = []
+        compare = divergence._compare
+        monkeypatch.setattr(
+            divergence, "_compare", lambda *copies: read.append(1) or compare(*copies)
+        )
+        (found,) = check_replicas(model)
+        assert found.name == "m/dense/bias"
+        assert len(read) == len(DEVICES) - 1
+
+    def test_a_sound_training_goes_on(self, strategy: tf.distribute.Strategy) -> None:
+        fit(strategy, epochs=2)
+
+    def test_a_keras_variable_on_a_mesh_of_two_axes(self) -> None:
+        mesh = jax.make_mesh((2, 2), ("x", "y"), devices=jax.devices()[:4])
+        replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        plain = keras.Variable([1.0, 2.0], name="plain")
+        plain._value = jax.device_put(plain._value, replicated)
+        assert check_replicas(plain) == []
+        corrupt(plain, *[[1.0, 2.0]] * 3, [1.0, 3.0])
+        (found,) = check_replicas(plain)
+        assert found.places == ("cpu:3",)
+
+
+def test_a_check_leaves_the_storage_to_the_next_step(strategy: tf.distribute.Strategy) -> None:
+    """Where a step may not overwrite what it reads, memory for both is needed."""
+    model = built(strategy)
+    model.fit(np.ones((3, 2)), np.ones((3, 1)), verbose=0)
+    kernel: Any = model.weights[0]
+    before = kernel._value
+    check_replicas(model)
+    model.train_on_batch(np.ones((3, 2)), np.ones((3, 1)))
+    assert before.is_deleted()
 
 
 class TestDivergenceCheck:

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from paceline.errors import InvalidArgument, InvalidType, ReplicasDiverged
+from paceline.monitor import digests
 from paceline.variables.placement import Kind
 from paceline.variables.variable import Variable
 
@@ -49,7 +50,14 @@ def check_replicas(model_or_variables: Any) -> list[Divergence]:
     """Compares the copies of every mirrored variable, bit by bit.
 
     A NaN agrees with a NaN. Variables with one copy have nothing to compare, and ON_READ variables,
-    such as a metric's, are meant to differ. Every copy is read from its device.
+    such as a metric's, are meant to differ.
+
+    On a CPU the copies are compared where they lie: 3 ms for two copies of 8 MB, 12 ms for eight,
+    on two cores. Accelerators compute a digest of 64 bits of each copy, in a program that is
+    compiled once for every shape of a variable, and only copies with different digests are read.
+    Two that differ have one digest by chance once in 2^64, and never if they differ in a single
+    element. On CPU devices the digests took 15 and 60 ms, and 0.2 s to compile for each shape; on
+    accelerators their cost was not measured.
 
     Args:
         model_or_variables: a model, whose optimizer counts too, or variables.
@@ -61,8 +69,9 @@ def check_replicas(model_or_variables: Any) -> list[Divergence]:
         InvalidType: something is no variable.
     """
     found = []
-    for name, variable in _named(model_or_variables):
-        copies = list(_copies(variable))
+    mirrored = [(name, _mirrored(variable)) for name, variable in _named(model_or_variables)]
+    for name, array in _suspected([(name, array) for name, array in mirrored if array is not None]):
+        copies = list(_copies(array))
         differences = [(place, _compare(copies[0][1], copy)) for place, copy in copies[1:]]
         differing = [(place, found_there) for place, found_there in differences if found_there]
         if differing:
@@ -111,8 +120,9 @@ def check_workers(of_workers: Mapping[str, Mapping[str, str]]) -> list[Divergenc
 class DivergenceCheck(keras.callbacks.Callback):
     """Checks during `fit` that the replicas of mirrored variables agree.
 
-    The initial values are checked when training begins, all later ones as `every` says. Every check
-    reads all copies from their devices.
+    The initial values are checked when training begins, all later ones as `every` says; what a
+    check costs, `check_replicas` says. `fit` under a strategy with several replicas adds this
+    callback by itself. Given among the callbacks it takes the place of that one.
 
     Args:
         every: "epoch", or a number of batches.
@@ -135,6 +145,8 @@ class DivergenceCheck(keras.callbacks.Callback):
         if action not in ("raise", "warn"):
             raise InvalidArgument(f'`action` is "raise" or "warn". Received: action={action!r}.')
         self._batches_between = None if every == "epoch" else int(every)
+        # Keras asks this: who looks at no batch must not make it wait for each.
+        self.async_safe = self._batches_between is None
         self._action = action
         self._num_batches = 0
 
@@ -200,17 +212,37 @@ def _listed(model_or_variables: Any) -> list[Any]:
     return list(model_or_variables) if is_iterable else [model_or_variables]
 
 
-def _copies(variable: Any) -> Iterator[tuple[str, Any]]:
-    """The copies that must be equal, with the names of their devices."""
-    if isinstance(variable, Variable):
-        values = variable.values if variable.placement.kind is Kind.MIRRORED else ()
-    else:
+def _mirrored(variable: Any) -> jax.Array | None:
+    """The array that a variable holds, if it has copies that must be equal."""
+    if not isinstance(variable, Variable):
         array = variable.value
-        is_mirrored = isinstance(array, jax.Array) and array.is_fully_replicated
-        values = [shard.data for shard in array.addressable_shards] if is_mirrored else ()
-    for value in values:
-        (device,) = value.devices()
-        yield f"{device.platform}:{device.id}", value
+    elif variable.placement.kind is Kind.MIRRORED:
+        array = variable._value  # not shown to anyone: the next step may still overwrite it
+    else:
+        return None
+    is_mirrored = isinstance(array, jax.Array) and array.is_fully_replicated
+    return array if is_mirrored and len(array.addressable_shards) > 1 else None
+
+
+def _suspected(arrays: list[tuple[str, jax.Array]]) -> list[tuple[str, jax.Array]]:
+    """Those whose copies may differ, by what their devices say."""
+    all_started = [None if _is_on_host(array) else digests.start(array) for _, array in arrays]
+    return [
+        named
+        for named, started in zip(arrays, all_started, strict=True)
+        if started is None or not digests.are_equal(started)
+    ]
+
+
+def _is_on_host(array: jax.Array) -> bool:
+    """Whether reading the copies moves nothing, as they lie in the memory of this process."""
+    return all(device.platform == "cpu" for device in array.devices())
+
+
+def _copies(array: jax.Array) -> Iterator[tuple[str, Any]]:
+    """The copies, with the names of their devices."""
+    for shard in array.addressable_shards:
+        yield f"{shard.device.platform}:{shard.device.id}", shard.data
 
 
 def _copy_to_show(variable: Any) -> Any:

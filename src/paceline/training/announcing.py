@@ -1,7 +1,8 @@
-"""What `fit` says at the start: how the batch is shared, and how many updates an epoch makes.
+"""What `fit` does by itself: a line at the start, the report of staleness, the check of replicas.
 
-More replicas with the same batch each make fewer updates per epoch; that is no fault, and easier to
-see in a line than in a loss curve.
+The line says how the batch is shared, and how many updates an epoch makes. More replicas with the
+same batch each make fewer updates per epoch; that is no fault, and easier to see in a line than in
+a loss curve.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from keras.src.utils.io_utils import print_msg
 
 from paceline.monitor.callback import StalenessReport
+from paceline.monitor.divergence import DivergenceCheck
 
 
 class Announcement(keras.callbacks.Callback):
@@ -47,7 +49,10 @@ class Announcement(keras.callbacks.Callback):
 
 
 def announce(arguments: dict[str, Any], strategy: Any, is_fed_arrays: bool) -> None:
-    """Adds the announcement, and the report of asynchronous training, to the callbacks of `fit`.
+    """Adds to the callbacks of `fit` what comes by itself, before those that were given.
+
+    That is the announcement; for workers that push the report; for replicas the check that their
+    copies agree, which comes first so that no callback saves a model whose copies differ.
 
     Args:
         arguments: those of `fit`; changed in place.
@@ -61,7 +66,11 @@ def announce(arguments: dict[str, Any], strategy: Any, is_fed_arrays: bool) -> N
         return
     verbose = arguments.get("verbose", "auto")
     added: list[Any] = []
-    if verbose != 0 and (strategy.uses_messages or strategy.num_replicas_in_sync > 1):
+    has_replicas = not strategy.uses_messages and strategy.num_replicas_in_sync > 1
+    has_copies = has_replicas and not strategy.keeps_one_copy
+    if has_copies and not any(isinstance(c, DivergenceCheck) for c in given):
+        added.append(DivergenceCheck())
+    if verbose != 0 and (strategy.uses_messages or has_replicas):
         batch = (arguments.get("batch_size") or 32) if is_fed_arrays else None
         added.append(Announcement(strategy, batch))
     if strategy.uses_messages and not any(isinstance(c, StalenessReport) for c in given):
