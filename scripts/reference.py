@@ -22,6 +22,7 @@ NAMESPACES = (
     "paceline.cluster",
     "paceline.pace",
     "paceline.update_rules",
+    "paceline.placing",
     "paceline.data",
     "paceline.nn",
     "paceline.train",

@@ -34,6 +34,7 @@ def test_root_exports() -> None:
         "nn",
         "optimizers",
         "pace",
+        "placing",
         "testing",
         "train",
         "update_rules",

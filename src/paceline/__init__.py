@@ -17,8 +17,8 @@ The layers, lowest first; a module imports only from layers above it in this lis
     cli/, testing/            the command line; tools for tests
 
 The modules `distribute`, `keras`, `optimizers`, `nn` and `train` are namespaces in TensorFlow's
-spelling, so that `import paceline as tf` runs a tf.distribute program. `cluster`, `pace` and
-`update_rules` are what a tf.distribute program has no words for.
+spelling, so that `import paceline as tf` runs a tf.distribute program. `cluster`, `pace`,
+`placing` and `update_rules` are what a tf.distribute program has no words for.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         nn,
         optimizers,
         pace,
+        placing,
         testing,
         train,
         update_rules,
@@ -78,6 +79,7 @@ _LAZY = (
     "nn",
     "optimizers",
     "pace",
+    "placing",
     "testing",
     "train",
     "update_rules",
@@ -103,6 +105,7 @@ __all__ = [
     "nn",
     "optimizers",
     "pace",
+    "placing",
     "testing",
     "train",
     "update_rules",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from paceline.errors import InvalidArgument
 from paceline.store.placing import PlacementReport, ServerLoad
 
 if TYPE_CHECKING:
@@ -31,12 +32,22 @@ class Servers:
         self._known: list[weakref.ref[Any]] = []
 
     def add(self, variable: Any) -> None:
-        """Gives `variable` to a server."""
+        """Gives `variable` to a server.
+
+        Raises:
+            InvalidArgument: the placing chose a server that does not exist.
+        """
         own = _owner(variable, self._variables())
         if own is not None:
             server = self.of(own)
         else:
             server = self._placing.next_server(self._counts, self._loads)
+            if server not in range(len(self._counts)):
+                raise InvalidArgument(
+                    f"A placing chooses one of the servers 0 to {len(self._counts) - 1}. Received: "
+                    f"{server!r} for {variable.path!r} from {self._placing!r}. Correct its "
+                    "`next_server`."
+                )
             self._counts[server] += 1
         self._loads[server] += _num_bytes(variable)
         variable.__dict__[_SERVER] = server

@@ -13,6 +13,7 @@ from paceline.errors import InvalidArgument, InvalidType
 from paceline.pace import Asynchronous
 from paceline.program import context
 from paceline.store import sharding
+from paceline.store.placing import Placing
 from paceline.store.rules import StalenessScaled
 from paceline.strategies.messages import MessageStrategy
 from paceline.variables import per_worker
@@ -40,12 +41,14 @@ class ParameterServerStrategy(MessageStrategy):
         update_rule: how stale pushes are applied. Default: the step is divided by the staleness.
         merge: how gradients are combined where a pace groups pushes: "mean" (weighted by their
             examples) or "sum".
+        placing: which server gets a variable, or a shard of one: `paceline.placing.RoundRobin()`,
+            the default, or `BySize()`. Slots go where their variable is.
 
     Raises:
         InvalidArgument: a cluster without workers or servers, with unknown jobs, more than one
             chief or evaluator, or without the task that the resolver names; both a resolver and a
             cluster.
-        InvalidType: a resolver that is none.
+        InvalidType: a resolver or a placing that is none.
 
     Semantics:
         tf.distribute.ParameterServerStrategy. Deviations: Keras's `fit` works; the pace can be
@@ -62,12 +65,19 @@ class ParameterServerStrategy(MessageStrategy):
         pace: Pace | None = None,
         update_rule: UpdateRule | None = None,
         merge: Any = "mean",
+        placing: Placing | None = None,
     ) -> None:
+        if placing is not None and not isinstance(placing, Placing):
+            raise InvalidType(
+                "A placing chooses servers for variables, such as paceline.placing.BySize(). "
+                f"Received: placing={placing!r}."
+            )
         super().__init__(
             _chosen(cluster_resolver, cluster),
             pace or Asynchronous(),
             update_rule or StalenessScaled(),
             merge,
+            placing,
         )
         self._resolver = cluster_resolver
         self._partitioner = variable_partitioner
