@@ -241,8 +241,8 @@ class LocalDriver(ClusterDriver):
             self.session.dispatch.lost(worker.index, worker.incarnation, "was let go")
         return work
 
-    def run(self, worker: Worker, work: Work) -> None:
-        """Runs `work` on `worker`, in whose thread this is, and reports what came of it."""
+    def run(self, worker: Worker, work: Work) -> Work | None:
+        """Runs `work` on `worker`, in whose thread this is; returns its next work."""
         result, error = None, None
         try:
             result = work.run(worker)
@@ -250,7 +250,12 @@ class LocalDriver(ClusterDriver):
             error = raised
         with handover:
             self._report(worker, work, result, error)
-        error = None  # its traceback refers to this frame
+            error = None  # its traceback refers to this frame
+            is_here = self.worker(worker.index, worker.incarnation) is worker
+            # A second look for work would take what the first one left to others.
+            if worker.dropped or self._bell.is_over or not is_here:
+                return None
+            return self.take(worker)
 
     def _report(self, worker: Worker, work: Work, result: Any, error: BaseException | None) -> None:
         dispatch, index, incarnation = self.session.dispatch, worker.index, worker.incarnation

@@ -76,5 +76,6 @@ def _serve(find_driver: Any, index: int, incarnation: int, bell: Bell) -> None:
                     bell.condition.wait()
                 continue
         with context.working(worker), jax.default_device(worker.device):
-            driver.run(worker, work)
+            while work is not None:
+                work = driver.run(worker, work)
         del driver, worker, work  # what they hold must not live until the next work comes

@@ -131,7 +131,8 @@ class Steps:
                 return jax.tree.unflatten(structure, flat)
 
             scope = WorkerScope(frame.strategy, take)
-            step = Step(function.python_function, leaves, tree, scope, self._rule)
+            with frame.strategy._creation():
+                step = Step(function.python_function, leaves, tree, scope, self._rule)
             known.append(step)
             return step, taken
 
@@ -165,6 +166,8 @@ def _flat(batch: Any) -> tuple[list[Any], Any]:
 
 
 def _take(feeds: Sequence[Feed], own: list[FedIterator]) -> collections.deque[Any]:
+    if len(feeds) == 1:  # of several, one may lie where the next one is put
+        return collections.deque([_flat(own[feeds[0].iterator.place].lend())])
     # A list: a generator would turn the end of the data into another error.
     return collections.deque([_flat(own[feed.iterator.place].take()) for feed in feeds])
 

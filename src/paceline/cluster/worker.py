@@ -87,6 +87,8 @@ class Worker:
         if self.device != session.device:
             values = jax.device_put(values, self.device)
         residuals, results = step.worker_half(values, fed, arrays, self.index, self.device)
+        if step.fed:
+            jax.block_until_ready(results)  # then the batch, which is lent, is needed no more
         if not step.has_writes:
             return step.result(results)
         if self.device != session.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from paceline.coordinator.datasets import PerWorkerDataset
 from paceline.coordinator.values import PerWorkerValues
 from paceline.errors import ContextError, InvalidArgument, InvalidType
 from paceline.program import context, nest
+from paceline.program.function import Function
 from paceline.program.scope import is_variable
 from paceline.program.split_scope import worker_index
 from paceline.strategies.parameter_server import ParameterServerStrategy
@@ -124,8 +126,11 @@ class ClusterCoordinator:
         name = getattr(fn, "__name__", type(fn).__name__)
         strategy = self._strategy
 
+        # A function that is compiled makes its variables while it is traced, under a scope.
+        is_compiled = isinstance(fn, Function)
+
         def call(*own_args: Any, **own_kwargs: Any) -> Any:
-            with strategy._creation():
+            with contextlib.nullcontext() if is_compiled else strategy._creation():
                 return _values(fn(*own_args, **own_kwargs))
 
         return strategy.submit(call, tuple(args or ()), kwargs, name=name)

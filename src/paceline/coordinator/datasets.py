@@ -113,17 +113,20 @@ class WorkerIterator(FedIterator):
         is_distributed = isinstance(dataset, DistributedDataset)
         self._batches = iter(dataset) if is_distributed else Source(dataset).batches()
         self._is_kept = is_distributed or isinstance(dataset, ArrayBatches)
-        self._strategy = strategy
+        self._frame = Frame(strategy)
 
     def take(self) -> Any:
         """Returns the next batch, of arrays that nobody else writes to."""
-        with context.entered(Frame(self._strategy)):  # also where `run` asks: it is the worker's
+        return self.lend() if self._is_kept else jax.tree.map(_own, self.lend())
+
+    def lend(self) -> Any:
+        """Returns the next batch; a loader may use its arrays again for the one after it."""
+        with context.entered(self._frame):  # also where `run` asks: it is the worker's
             batch = next(self._batches)
-        return batch if self._is_kept else jax.tree.map(_own, batch)
+        return batch if self._is_kept else jax.tree.map(as_element, batch)
 
 
-def _own(leaf: Any) -> Any:
-    array = as_element(leaf)
+def _own(array: Any) -> Any:
     return array.copy() if isinstance(array, np.ndarray) else array
 
 

@@ -57,6 +57,14 @@ class FedIterator(abc.ABC):
             StopIteration: there is none.
         """
 
+    def lend(self) -> Any:
+        """Returns the next batch, for a step that is done with it before another one is taken.
+
+        Raises:
+            StopIteration: there is none.
+        """
+        return self.take()
+
     def __iter__(self) -> FedIterator:
         return self
 
