@@ -31,6 +31,25 @@ def test_the_summary_of_nothing() -> None:
     assert Statistics().report().summary() == "No push was recorded."
 
 
+def test_the_summary_names_who_had_a_lease_too_long() -> None:
+    statistics = two_workers()
+    for worker in (1, 1, 7):
+        statistics.note_taken_back(worker)
+    assert (
+        statistics.report()
+        .summary()
+        .endswith(
+            " worker:1 had 2 leases longer than allowed: taken back. "
+            "worker:7 had 1 lease longer than allowed: taken back."
+        )
+    )
+    lone = Statistics()
+    lone.note_taken_back(0)
+    assert lone.report().summary() == (
+        "No push was recorded. worker:0 had 1 lease longer than allowed: taken back."
+    )
+
+
 def test_the_summary_when_everything_was_dropped() -> None:
     report = recorded(push(outcome="dropped", reason="late"), push(outcome="dropped")).report()
     assert report.summary() == (

@@ -182,6 +182,25 @@ class TestSince:
         assert (report.pushes, report.histogram, report.drops) == (1, {}, {"a": 1})
 
 
+def test_leases_that_were_taken_back() -> None:
+    statistics = two_workers()
+    statistics.note_taken_back(1)
+    earlier = statistics.report()
+    statistics.note_taken_back(1)
+    statistics.note_taken_back(4)
+    report = statistics.report()
+    assert report.taken_back == 3
+    assert {one.name: one.taken_back for one in report.since(earlier).workers} == {
+        "worker:0": 0,
+        "worker:1": 1,
+        "worker:4": 1,
+    }
+    assert report.as_dict()["taken_back"] == 3
+    assert report.as_dict()["workers"]["worker:1"]["taken_back"] == 2
+    with pytest.raises(InvalidArgument, match="an earlier report of the same statistics"):
+        earlier.since(report)
+
+
 def test_as_dict_is_json() -> None:
     told = two_workers().report().as_dict()
     assert json.loads(json.dumps(told)) == told

@@ -25,7 +25,9 @@ def read(folder: Path) -> EventAccumulator:
 
 def test_scalars(tmp_path: Path) -> None:
     with TensorBoardWriter(tmp_path / "new" / "logs") as writer:
-        writer.write(two_workers().report(), step=3)
+        statistics = two_workers()
+        statistics.note_taken_back(1)
+        writer.write(statistics.report(), step=3)
     events = read(tmp_path / "new" / "logs")
     found = {
         tag: [(event.step, event.value) for event in events.Scalars(tag)]
@@ -43,16 +45,19 @@ def test_scalars(tmp_path: Path) -> None:
         "pushes/applied": 4,
         "pushes/dropped": 1,
         "pushes/retries": 1,
+        "leases/taken_back": 1,
         "worker_0/steps_per_second": 0.75,
         "worker_0/wait_share": 0.3 / 1.9,
         "worker_0/median_compute": pytest.approx(0.4, rel=0.004),
         "worker_0/mean_staleness": 1 / 3,
         "worker_0/dropped": 1,
+        "worker_0/taken_back": 0,
         "worker_1/steps_per_second": 0.25,
         "worker_1/wait_share": 0,
         "worker_1/median_compute": pytest.approx(4.0, rel=0.004),
         "worker_1/mean_staleness": 5,
         "worker_1/dropped": 0,
+        "worker_1/taken_back": 1,
     }
     assert found == {tag: [(3, pytest.approx(value))] for tag, value in expected.items()}
 

@@ -19,10 +19,12 @@ class Cluster(abc.ABC):
     Attributes:
         workers: number of workers.
         servers: number of servers that variables are divided over.
+        lease_deadline: seconds after which work is taken back from a worker; None: never.
     """
 
     workers: int
     servers: int
+    lease_deadline: float | None = None
 
     @abc.abstractmethod
     def open(self, session: Session) -> ClusterDriver:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -29,6 +30,11 @@ class Local(Cluster):
         deadline: seconds that a wait lasts in which no worker makes any progress, before it raises.
         grace: seconds that a worker has to react when its work is called off. One that does not is
             replaced, and what it still does is ignored.
+        lease_deadline: seconds that a worker may have a lease (a batch, a scheduled function), from
+            taking it to finishing it, compiling and waiting for the pace included. After that it is
+            taken back and given to another worker, and the report counts it for the slow one. This
+            is looked at where the program waits for workers, each time that something happens in
+            the cluster, and at the latest after `deadline`. None: never.
 
     Raises:
         InvalidArgument: less than one worker or server; no positive deadline; an unknown device.
@@ -47,13 +53,16 @@ class Local(Cluster):
         devices: Sequence[Any] | None = None,
         deadline: float = 600.0,
         grace: float = 5.0,
+        lease_deadline: float | None = None,
     ) -> None:
         for name, value in (("workers", workers), ("servers", servers)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidArgument(
                     f"A cluster has one or more {name}. Received: {name}={value!r}."
                 )
-        for name, value in (("deadline", deadline), ("grace", grace)):
+        lease = math.inf if lease_deadline is None else lease_deadline
+        seconds = (("deadline", deadline), ("grace", grace), ("lease_deadline", lease))
+        for name, value in seconds:
             if not value > 0:
                 raise InvalidArgument(
                     f"`{name}` is a positive number of seconds. Received: {name}={value!r}."
@@ -62,6 +71,7 @@ class Local(Cluster):
         self.servers = servers
         self.deadline = deadline
         self.grace = grace
+        self.lease_deadline = lease_deadline
         self._devices = None if devices is None else resolve(devices)
         self._server_device = None
 

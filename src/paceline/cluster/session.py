@@ -15,12 +15,32 @@ from paceline.variables.shelf import Shelf
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline.cluster.instructions import Instruction
     from paceline.cluster.records import PushRecord
     from paceline.cluster.work import Work
     from paceline.pace import Pace
     from paceline.store.rules import UpdateRule
     from paceline.store.step_update import Merge
     from paceline.store.store import Push
+
+
+class _Queue(Dispatch["Work"]):
+    """A queue that tells whose leases it takes back."""
+
+    def __init__(
+        self, capacity: int, deadline: float | None, taken_back: Callable[[int], None]
+    ) -> None:
+        super().__init__(capacity=capacity, deadline_s=deadline)
+        self._taken_back = taken_back
+        self._told: dict[int, int] = {}
+
+    def expire(self, now: float) -> Sequence[Instruction[Work]]:
+        instructions = super().expire(now)
+        for worker, counts in self.ledger.counts().items() if instructions else ():
+            for _ in range(counts.expired - self._told.get(worker, 0)):
+                self._taken_back(worker)
+            self._told[worker] = counts.expired
+        return instructions
 
 
 class Session:
@@ -34,6 +54,7 @@ class Session:
         device: where the store's arrays are.
         capacity: how much work may be queued.
         lease_deadline: seconds after which work is taken back from a worker; None: never.
+        taken_back: is told of every worker from which work was taken back for that.
     """
 
     def __init__(
@@ -46,6 +67,7 @@ class Session:
         merge: Merge = "mean",
         capacity: int = 256 * 1024,
         lease_deadline: float | None = None,
+        taken_back: Callable[[int], None] = lambda worker: None,
     ) -> None:
         def combine(group: Sequence[tuple[Push, int]]) -> GroupUpdate:
             return GroupUpdate(group, merge)
@@ -56,4 +78,4 @@ class Session:
         self.steps = Steps(rule)
         store = Store(Shelf())  # pyright: ignore[reportArgumentType]
         self.exchange = Exchange(store, pace, combine, record)
-        self.dispatch: Dispatch[Work] = Dispatch(capacity=capacity, deadline_s=lease_deadline)
+        self.dispatch: Dispatch[Work] = _Queue(capacity, lease_deadline, taken_back)

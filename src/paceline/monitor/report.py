@@ -81,6 +81,11 @@ class Report:
         return sum(one.retries for one in self.workers)
 
     @property
+    def taken_back(self) -> int:
+        """Leases that were taken back from workers that had them too long."""
+        return sum(one.taken_back for one in self.workers)
+
+    @property
     def examples(self) -> int:
         """Examples of the applied pushes."""
         return sum(one.examples for one in self.workers)
@@ -175,6 +180,7 @@ class Report:
             "applied": self.applied,
             "dropped": self.dropped,
             "retries": self.retries,
+            "taken_back": self.taken_back,
             "examples": self.examples,
             "steps_per_second": self.steps_per_second,
             "examples_per_second": self.examples_per_second,

@@ -20,7 +20,7 @@ _COLUMNS = ("Worker", "Steps", "Steps/s", "Examples/s", "Waits", "Step", "Stale"
 def summary(report: Report) -> str:
     """One paragraph in plain words."""
     if not report.pushes:
-        return "No push was recorded."
+        return " ".join(["No push was recorded.", *_taken_back(report)])
     sentences = [_speed(report)]
     if report.applied:
         sentences.append(
@@ -32,6 +32,7 @@ def summary(report: Report) -> str:
     sentences += _drops(report)
     if report.retries:
         sentences.append(f"{_many(report.retries, 'push')} came once more and did not count again.")
+    sentences += _taken_back(report)
     return " ".join(sentences)
 
 
@@ -114,6 +115,14 @@ def _drops(report: Report) -> list[str]:
     if rest := sum(count for _, count in drops[_MOST_REASONS:]):
         shown.append(f"{rest:,} for other reasons")
     return [f"{report.dropped:,} of {_many(report.pushes, 'push')} dropped: {', '.join(shown)}."]
+
+
+def _taken_back(report: Report) -> list[str]:
+    return [
+        f"{one.name} had {_many(one.taken_back, 'lease')} longer than allowed: taken back."
+        for one in report.workers
+        if one.taken_back
+    ]
 
 
 def _many(number: int, noun: str) -> str:

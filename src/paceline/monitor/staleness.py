@@ -84,6 +84,11 @@ class Statistics:
                 self._next_push.started_at = started_at
                 self._next_push = None
 
+    def note_taken_back(self, worker: int) -> None:
+        """Counts a lease that was taken back from a worker, which had it longer than allowed."""
+        with self._lock:
+            self._workers.setdefault(worker, _Counts()).taken_back += 1
+
     def report(self) -> Report:
         """What was recorded so far; `report.since(earlier)` is what came in between."""
         with self._lock:
@@ -112,6 +117,7 @@ class _Counts:
         "retries",
         "staleness",
         "step_times",
+        "taken_back",
         "wait",
     )
 
@@ -120,6 +126,7 @@ class _Counts:
         self.examples = 0
         self.staleness = 0
         self.retries = 0
+        self.taken_back = 0
         self.wait = 0.0
         self.compute = 0.0
         self.drops = Reasons()
@@ -130,6 +137,7 @@ class _Counts:
             index=index,
             applied=self.applied,
             retries=self.retries,
+            taken_back=self.taken_back,
             examples=self.examples,
             total_staleness=self.staleness,
             total_wait=self.wait,

@@ -24,8 +24,9 @@ class TensorBoardWriter:
     """Appends reports to an event file of its own in a folder.
 
     Scalars: `staleness/mean`, `/p50`, `/p90`, `/p99`, `/max`, `speed/steps_per_second`,
-    `/examples_per_second`, `/wait_share`, `pushes/applied`, `/dropped`, `/retries`; for each worker
-    `worker_0/steps_per_second`, `/wait_share`, `/median_compute`, `/mean_staleness`, `/dropped`.
+    `/examples_per_second`, `/wait_share`, `pushes/applied`, `/dropped`, `/retries`,
+    `leases/taken_back`; for each worker `worker_0/steps_per_second`, `/wait_share`,
+    `/median_compute`, `/mean_staleness`, `/dropped`, `/taken_back`.
     Histogram: `staleness`. What is written is on disk when `write` returns.
 
     Example:
@@ -103,6 +104,7 @@ def _scalars(report: Report) -> dict[str, float]:
         "pushes/applied": report.applied,
         "pushes/dropped": report.dropped,
         "pushes/retries": report.retries,
+        "leases/taken_back": report.taken_back,
     }
     for one in report.workers:
         # The colon of a task's name is not allowed in a tag.
@@ -113,6 +115,7 @@ def _scalars(report: Report) -> dict[str, float]:
             f"{name}/median_compute": one.median_compute,
             f"{name}/mean_staleness": one.mean_staleness,
             f"{name}/dropped": one.dropped,
+            f"{name}/taken_back": one.taken_back,
         }
     return scalars
 

@@ -26,6 +26,8 @@ class WorkerReport:
         index: index of the worker.
         applied: pushes that were applied.
         retries: pushes that came once more and were not counted again.
+        taken_back: leases that were taken back, because the worker had them longer than
+            `lease_deadline` of the cluster allows.
         examples: examples of the applied pushes.
         total_staleness: sum of the staleness of the applied pushes.
         total_wait: seconds spent waiting for pulls, by applied and dropped pushes.
@@ -39,6 +41,7 @@ class WorkerReport:
     index: int
     applied: int
     retries: int
+    taken_back: int = 0
     examples: int
     total_staleness: int
     total_wait: float
@@ -105,6 +108,7 @@ class WorkerReport:
             "applied": self.applied,
             "dropped": self.dropped,
             "retries": self.retries,
+            "taken_back": self.taken_back,
             "examples": self.examples,
             "steps_per_second": self.steps_per_second,
             "examples_per_second": self.examples_per_second,
@@ -121,6 +125,7 @@ class WorkerReport:
             self.applied >= earlier.applied
             and self.dropped >= earlier.dropped
             and self.retries >= earlier.retries
+            and self.taken_back >= earlier.taken_back
         )
 
     def since(self, earlier: WorkerReport) -> WorkerReport:
@@ -129,6 +134,7 @@ class WorkerReport:
             index=self.index,
             applied=self.applied - earlier.applied,
             retries=self.retries - earlier.retries,
+            taken_back=self.taken_back - earlier.taken_back,
             examples=self.examples - earlier.examples,
             total_staleness=self.total_staleness - earlier.total_staleness,
             total_wait=self.total_wait - earlier.total_wait,

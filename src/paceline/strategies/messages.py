@@ -64,7 +64,13 @@ class MessageStrategy(Strategy):
         self.monitor = Statistics()
         self._pace = pace
         self.session = Session(
-            pace, update_rule, self.monitor.record, device=self.devices[0], merge=merge
+            pace,
+            update_rule,
+            self.monitor.record,
+            device=self.devices[0],
+            merge=merge,
+            lease_deadline=cluster.lease_deadline,
+            taken_back=self.monitor.note_taken_back,
         )
         self.driver = cluster.open(self.session)
         # Idle threads know neither driver nor strategy, and this only where the driver is, so that
