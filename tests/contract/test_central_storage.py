@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import paceline as tf
-from paceline.errors import InvalidArgument
+from paceline.errors import InvalidArgument, Unsupported
 from paceline.pace import Synchronous
 from paceline.strategies.central_storage import CentralStorageStrategy
 from paceline.testing.tolerances import GOLDEN, assert_close
@@ -105,3 +105,22 @@ def test_the_class_is_one_whatever_the_pace(central: Any) -> None:
     assert isinstance(central, CentralStorageStrategy)
     assert isinstance(free, CentralStorageStrategy)
     assert (central.num_replicas_in_sync, free.num_replicas_in_sync) == (2, 1)
+
+
+def test_the_pace_of_lockstep_can_be_read_and_not_changed(central: Any) -> None:
+    assert central.pace == Synchronous()
+    for pace in (tf.pace.Asynchronous(), tf.pace.Synchronous(backups=1)):
+        with pytest.raises(Unsupported, match=r"in lockstep is fixed.*Received: pace=.*Make a new"):
+            central.pace = pace
+    assert central.pace == Synchronous()
+
+
+def test_the_pace_of_free_running_workers_can_be_changed() -> None:
+    strategy = CentralStorageStrategy(["cpu:0", "cpu:1"])
+    assert strategy.pace == tf.pace.Asynchronous()
+    strategy.pace = tf.pace.BoundedStaleness(2)
+    assert strategy.pace == tf.pace.BoundedStaleness(2)
+
+
+def test_lockstep_has_nothing_of_workers_that_push(central: Any) -> None:
+    assert not any(hasattr(central, name) for name in ("cluster", "monitor", "placement_report"))

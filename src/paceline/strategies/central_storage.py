@@ -12,6 +12,7 @@ import jax
 
 from paceline.cluster.local import Local
 from paceline.devices import resolve
+from paceline.errors import Unsupported
 from paceline.pace import Asynchronous, Synchronous
 from paceline.program import context
 from paceline.program.function import Function, StepOfWorkers, is_tracing
@@ -24,7 +25,10 @@ from paceline.strategies.mirrored import MirroredStrategy
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline.cluster.base import Cluster
+    from paceline.monitor.staleness import Statistics
     from paceline.pace import Pace
+    from paceline.store.placing import PlacementReport
     from paceline.store.rules import UpdateRule
     from paceline.strategies import running
 
@@ -41,6 +45,7 @@ class CentralStorageStrategy(Strategy):
 
     Raises:
         InvalidArgument: an unknown device.
+        Unsupported: `pace` of a strategy in lockstep is assigned.
 
     Semantics:
         tf.distribute.experimental.CentralStorageStrategy, which is in lockstep: here that is
@@ -58,6 +63,9 @@ class CentralStorageStrategy(Strategy):
         return super().__new__(chosen)
 
     if TYPE_CHECKING:
+        # In lockstep there is no cluster, no monitor and no placement report: no worker pushes.
+        cluster: Cluster
+        monitor: Statistics
 
         def __init__(
             self,
@@ -67,6 +75,12 @@ class CentralStorageStrategy(Strategy):
             pace: Pace | None = None,
             update_rule: UpdateRule | None = None,
         ) -> None: ...
+
+        @property
+        def pace(self) -> Pace: ...
+        @pace.setter
+        def pace(self, pace: Pace) -> None: ...
+        def placement_report(self) -> PlacementReport: ...
 
 
 class LockstepCentralStorage(CentralStorageStrategy, MirroredStrategy):
@@ -86,6 +100,19 @@ class LockstepCentralStorage(CentralStorageStrategy, MirroredStrategy):
         MirroredStrategy.__init__(self, compute_devices)
         is_given = parameter_device is not None
         self._parameter_device = resolve([parameter_device])[0] if is_given else self.devices[0]
+
+    @property
+    def pace(self) -> Pace:
+        """`Synchronous()`: all replicas make each step together."""
+        return Synchronous()
+
+    @pace.setter
+    def pace(self, pace: Pace) -> None:
+        raise Unsupported(
+            "The pace of replicas in lockstep is fixed: their step is compiled to one program for "
+            f"all. Received: pace={pace!r} assigned to {self!r}. Make a new strategy: "
+            "CentralStorageStrategy(pace=...); one made without pace=Synchronous() can change it."
+        )
 
     def store(self, value: Any) -> Any:
         """Puts what a variable holds on the parameter device."""
