@@ -18,7 +18,7 @@ from paceline.errors import ContextError, InvalidArgument, InvalidType, Unsuppor
 from paceline.program import context
 from paceline.program.context import Frame
 from paceline.program.function import Function, is_tracing
-from paceline.program.split_scope import FedIterator
+from paceline.program.split_scope import FedIterator, active_split
 from paceline.types import InputContext
 
 if TYPE_CHECKING:
@@ -114,6 +114,14 @@ class WorkerIterator(FedIterator):
         self._batches = iter(dataset) if is_distributed else Source(dataset).batches()
         self._is_kept = is_distributed or isinstance(dataset, ArrayBatches)
         self._frame = Frame(strategy)
+
+    def __next__(self) -> Any:
+        """The next batch (see `FedIterator`)."""
+        batch = super().__next__()
+        worker = context.worker()
+        if worker is not None and active_split() is None:
+            self._frame.strategy.at_hand.put(worker.index, batch)
+        return batch
 
     def take(self) -> Any:
         """Returns the next batch, of arrays that nobody else writes to."""

@@ -17,6 +17,7 @@ from paceline.program import context
 from paceline.program.context import Frame
 from paceline.store.placing import RoundRobin
 from paceline.store.servers import Servers
+from paceline.strategies.at_hand import AtHand
 from paceline.strategies.base import Strategy
 from paceline.strategies.creation import Creation
 from paceline.types import InputContext
@@ -46,6 +47,7 @@ class MessageStrategy(Strategy):
 
     Attributes:
         monitor: statistics of all pushes so far.
+        at_hand: the batch that each worker has, for the statistics.
     """
 
     uses_messages = True
@@ -62,11 +64,12 @@ class MessageStrategy(Strategy):
         self._servers = Servers(cluster.servers, placing or RoundRobin())
         self.cluster = cluster
         self.monitor = Statistics()
+        self.at_hand = AtHand(self.monitor.record)
         self._pace = pace
         self.session = Session(
             pace,
             update_rule,
-            self.monitor.record,
+            self.at_hand.record,
             device=self.devices[0],
             merge=merge,
             lease_deadline=cluster.lease_deadline,
@@ -155,7 +158,11 @@ class MessageStrategy(Strategy):
         def call(worker: Any) -> Any:
             with context.entered(Frame(self)):
                 positional, named = arguments.on_worker(worker)
-                return fn(*positional, **named)
+                self.at_hand.put(worker.index, (positional, named))
+                try:
+                    return fn(*positional, **named)
+                finally:
+                    self.at_hand.clear(worker.index)
 
         return self.driver.submit(
             call,
