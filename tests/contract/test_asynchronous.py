@@ -433,3 +433,27 @@ def test_lockstep_threads_equal_mirrored_replicas(make: Callable[..., Any], pace
     assert int(model.optimizer.iterations.numpy()) == 6
     assert_close(model.get_weights(), mirrored.get_weights(), GOLDEN)
     assert_close(history["loss"], expected["loss"], GOLDEN)
+
+
+# Changes by hand -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("aggregation", "times"), [("NONE", 2), ("MEAN", 1)])
+def test_changes_by_hand_in_lockstep(aggregation: str, times: int) -> None:
+    """Two workers move a weight by 0.1 * g, g = 1 and 3: by each, or by the mean of both."""
+    strategy = parameter_servers(2, pace=tf.pace.Synchronous())
+    with strategy.scope():
+        weight = tf.Variable(0.0, aggregation=tf.VariableAggregation[aggregation])
+
+    @tf.function
+    def step(x: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = jnp.mean(weight * x)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+
+    for _ in range(3):  # rounds
+        for x in (1.0, 3.0):
+            strategy.submit(step, (f32(x, x),))
+        strategy.driver.join()
+    assert_close(weight, -3 * times * 0.1 * 2)
+    assert strategy.monitor.report().applied == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -141,6 +142,75 @@ def test_weights_changed_by_hand_add_up_in_a_group() -> None:
     step = rig.step(lambda g: weight.assign(weight - g), f32(0))
     rig.apply_group(*[rig.compute(step, f32(g), worker=w) for w, g in enumerate((1, 3))])
     assert_close(weight, -3.0)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"), [("NONE", -3.0), ("SUM", -3.0), ("MEAN", -1.5), ("FIRST", 0.0)]
+)
+@pytest.mark.parametrize("operation", ["assign_sub", "assign"])
+def test_a_group_combines_changes_by_hand_as_the_variable_declares(
+    aggregation: str, expected: float, operation: str
+) -> None:
+    """1 - 1 and 1 - 3, of 1 and 3 examples: MEAN is 1 - (1 + 3 * 3) / 4."""
+    rig = Rig()
+    name = "ONLY_FIRST_REPLICA" if aggregation == "FIRST" else aggregation
+    weight = tf.Variable(1.0, aggregation=tf.VariableAggregation[name])
+
+    def change(g: Any) -> None:
+        if operation == "assign_sub":
+            weight.assign_sub(g)
+        else:
+            weight.assign(weight - g)
+
+    step = rig.step(change, f32(0))
+    first, second = (rig.compute(step, f32(g), worker=w) for w, g in enumerate((1, 3)))
+    counted = [
+        dataclasses.replace(one, push=rig.counted(one.push, examples))
+        for one, examples in ((first, 1), (second, 3))
+    ]
+    rig.apply_group(*counted)
+    assert_close(weight, expected)
+    assert rig.store.version == 1
+    rig.run(step, f32(2))  # a push that comes alone is what it is
+    assert_close(weight, expected - 2)
+
+
+def test_a_mean_of_assigned_values_and_of_moving_averages() -> None:
+    rig = Rig()
+    mean = tf.VariableAggregation.MEAN
+    value, moving = tf.Variable(9.0, aggregation=mean), tf.Variable(0.0, aggregation=mean)
+
+    def change(x: Any) -> None:
+        value.assign(x)
+        moving.assign(0.5 * moving + 0.5 * x)
+
+    step = rig.step(change, f32(0))
+    rig.apply_group(*[rig.compute(step, f32(x), worker=w) for w, x in enumerate((2, 4))])
+    assert_close(value, 3.0)
+    assert_close(moving, 1.5)
+
+
+def test_a_mean_is_over_the_pushes_that_wrote() -> None:
+    rig = Rig()
+    weight = tf.Variable(0.0, aggregation=tf.VariableAggregation.MEAN)
+    total = tf.Variable(0.0)
+    writes = rig.step(lambda x: weight.assign_add(x), f32(0))
+    counts = rig.step(lambda x: total.assign_add(x + weight), f32(0))
+    calls = [(writes, 2), (counts, 1), (writes, 4), (counts, 1)]
+    rig.apply_group(*[rig.compute(step, f32(x), worker=w) for w, (step, x) in enumerate(calls)])
+    assert_close(weight, 3.0)
+    assert_close(total, 2.0)
+
+
+def test_a_copy_per_worker_is_its_own() -> None:
+    """ON_READ says how copies combine when they are read, not how writes do."""
+    rig = Rig()
+    mean, on_read = tf.VariableAggregation.MEAN, tf.VariableSynchronization.ON_READ
+    with rig.strategy.scope():
+        own = tf.Variable(0.0, aggregation=mean, synchronization=on_read)
+    step = rig.step(lambda x: own.assign_add(x), f32(0))
+    rig.apply_group(*[rig.compute(step, f32(x), worker=w) for w, x in enumerate((2, 4))])
+    assert_close(own, (2 + 4 + 0 + 0) / 4)  # the mean of four workers' copies
 
 
 def test_pushes_of_different_steps_share_a_group() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from paceline.store.rules import UpdateRule, group_scale, merge_weights, merged
 from paceline.store.store_half import union
+from paceline.types import VariableAggregation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,6 +138,9 @@ class Probe(Protocol):
 class GroupUpdate:
     """Several pushes as one update: their gradients merged, everything else one by one.
 
+    Writes to a variable that declares an aggregation MEAN or ONLY_FIRST_REPLICA are combined, as
+    those of replicas in one step are: each is carried out on the value from before the group.
+
     Args:
         group: pushes of `StepUpdate`s with their staleness.
         merge: "mean" weighs gradients with the examples behind them; "sum" adds them.
@@ -158,13 +162,19 @@ class GroupUpdate:
         known = self._members[0].update.states
         states = known.draft()
         alike: dict[Any, list[_Member]] = {}
+        combined: dict[int, _Combined] = {}
         for member in self._members:
             before = values.copy()
             for half in member.update.halves.parts:
-                if half.kept:
-                    new = half.keep(half.of(before), member.update.residuals)
-                    values.update(zip(map(id, half.kept), new, strict=True))
+                new = half.keep(half.of(before), member.update.residuals) if half.kept else ()
+                for variable, value in zip(half.kept, new, strict=True):
+                    if _is_combined(variable):
+                        written = combined.setdefault(id(variable), _Combined(variable))
+                        written.add(value, member.examples)
+                    else:
+                        values[id(variable)] = value
             alike.setdefault(member.update.halves.form, []).append(member)
+        values.update((key, written.value()) for key, written in combined.items())
         for members in alike.values():
             before = values.copy()
             for place, half in enumerate(members[-1].update.halves.parts):
@@ -201,6 +211,32 @@ class GroupUpdate:
         )
         states.put_shared(half, shared)
         return new
+
+
+def _is_combined(variable: Any) -> bool:
+    declared = (VariableAggregation.MEAN, VariableAggregation.ONLY_FIRST_REPLICA)
+    return variable.aggregation in declared and not variable.is_on_read
+
+
+class _Combined:
+    """What the pushes of a group wrote to a variable that says how writes combine."""
+
+    def __init__(self, variable: Any) -> None:
+        self._is_mean = variable.aggregation is VariableAggregation.MEAN
+        self._values: list[Any] = []
+        self._examples: list[int] = []
+
+    def add(self, value: Any, examples: int) -> None:
+        """Takes what one push wrote, on the value from before the group."""
+        self._values.append(value)
+        self._examples.append(examples)
+
+    def value(self) -> Any:
+        """The mean, weighted by examples, or the first push's value."""
+        if not self._is_mean:
+            return self._values[0]
+        weights = merge_weights("mean", self._examples)
+        return merged([[value] for value in self._values], weights)[0]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
