@@ -27,11 +27,16 @@ from paceline.strategies.replica_context import ReplicaContext, get_replica_cont
 from paceline.types import DistributedValues, InputContext, Mirrored, PerReplica, ReduceOp
 
 if TYPE_CHECKING:
+    from paceline.cluster.server import Server
     from paceline.distribute import cluster_resolver, coordinator, experimental
     from paceline.strategies.parameter_server import ParameterServerStrategy
 
 # Loaded when they are first used, to keep the import fast.
 _LAZY = ("cluster_resolver", "coordinator", "experimental")
+_LAZY_CLASSES = {
+    "ParameterServerStrategy": "paceline.strategies.parameter_server",
+    "Server": "paceline.cluster.server",
+}
 
 __all__ = [
     "AutoShardPolicy",
@@ -51,6 +56,7 @@ __all__ = [
     "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
+    "Server",
     "Strategy",
     "StrategyExtended",
     "StrategyScope",
@@ -68,9 +74,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return importlib.import_module(f"paceline.distribute.{name}")
-    if name == "ParameterServerStrategy":
-        module = importlib.import_module("paceline.strategies.parameter_server")
-        return module.ParameterServerStrategy
+    if name in _LAZY_CLASSES:
+        return getattr(importlib.import_module(_LAZY_CLASSES[name]), name)
     raise AttributeError(f"module 'paceline.distribute' has no attribute {name!r}")
 
 
