@@ -26,6 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"store"}),
     frozenset({"pace"}),
     frozenset({"data"}),
+    frozenset({"virtual"}),
     frozenset({"cluster"}),
     frozenset({"monitor"}),
     frozenset({"strategies"}),

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from paceline.cluster.base import Cluster
 from paceline.cluster.local import Local
+from paceline.cluster.simulated import Simulated
 
-__all__ = ["Cluster", "Local"]
+__all__ = ["Cluster", "Local", "Simulated"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any
 
+from paceline.errors import InvalidArgument
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -35,8 +37,25 @@ class Cluster(abc.ABC):
         """The device that holds the variables."""
 
 
+def check_counts(**counts: int) -> None:
+    """Checks how many tasks of each kind a cluster has.
+
+    Raises:
+        InvalidArgument: less than one.
+    """
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidArgument(f"A cluster has one or more {name}. Received: {name}={value!r}.")
+
+
 class ClusterDriver(abc.ABC):
-    """Runs work on workers. Everything here is called from threads that are no workers."""
+    """Runs work on workers. Everything here is called from threads that are no workers.
+
+    Attributes:
+        counts_bytes: whether a worker is to find out how many bytes its steps move.
+    """
+
+    counts_bytes = False
 
     @abc.abstractmethod
     def submit(
@@ -78,6 +97,26 @@ class ClusterDriver(abc.ABC):
         Raises:
             WaitTimeout: nothing has happened anywhere for the driver's deadline.
         """
+
+    @abc.abstractmethod
+    def wait_until(self, is_met: Callable[[], bool], what: str) -> None:
+        """Waits until something is so that work brings about.
+
+        Args:
+            is_met: whether it is so; called under the driver's lock.
+            what: for the message of `WaitTimeout`.
+
+        Raises:
+            WaitTimeout: nothing has happened anywhere for the driver's deadline.
+        """
+
+    def let_go_on(self, is_met: Callable[[], bool]) -> bool:
+        """Where nothing happens by itself, makes things happen until something is so.
+
+        Returns:
+            False where workers go on by themselves, and whoever waits has to be told.
+        """
+        return False
 
     @abc.abstractmethod
     def join(self) -> None:

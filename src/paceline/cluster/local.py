@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from paceline.cluster.base import Cluster
+from paceline.cluster.base import Cluster, check_counts
 from paceline.cluster.local_driver import LocalDriver
 from paceline.devices import resolve
 from paceline.errors import InvalidArgument
@@ -55,11 +55,7 @@ class Local(Cluster):
         grace: float = 5.0,
         lease_deadline: float | None = None,
     ) -> None:
-        for name, value in (("workers", workers), ("servers", servers)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidArgument(
-                    f"A cluster has one or more {name}. Received: {name}={value!r}."
-                )
+        check_counts(workers=workers, servers=servers)
         lease = math.inf if lease_deadline is None else lease_deadline
         seconds = (("deadline", deadline), ("grace", grace), ("lease_deadline", lease))
         for name, value in seconds:

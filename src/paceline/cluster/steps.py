@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from paceline.cluster.traffic import Traffic
 from paceline.program import context
 from paceline.program.function import is_array, signature, trace_call
 from paceline.program.keras_state import outside_of_scopes
@@ -39,6 +40,7 @@ class Step:
         is_update: whether it trains, with an optimizer or by hand: such steps keep the pace.
         has_writes: whether there is anything to push.
         pulled: the variables that a worker pulls, those of its half first.
+        traffic: the bytes that it moves, once they were asked for.
     """
 
     def __init__(self, function: Any, leaves: list[Any], tree: Any, scope: Any, rule: Any) -> None:
@@ -59,7 +61,15 @@ class Step:
         self.is_update = is_optimized or any(variable.trainable for variable in written)
         self.has_writes = bool(written)
         self.pulled = union([self.worker_half.variables, self.store_halves.homes])
+        self.traffic: Traffic | None = None
         self._needs_backup = rule.needs_backup
+        self._cut = halves
+        self._servers = [scope.strategy.server_of(variable) for variable in self.pulled]
+
+    def measure_traffic(self, fed: Sequence[Any], arrays: Sequence[Any]) -> None:
+        """Finds out how many bytes it moves; takes what the worker half is called with."""
+        residuals = self.worker_half.shapes(fed, arrays)
+        self.traffic = Traffic.of(self._cut, residuals, self.pulled, self._servers)
 
     def result(self, arrays: Sequence[Any]) -> Any:
         """The function's result, from its array leaves."""

@@ -30,6 +30,8 @@ class Driver(Protocol):
 
     @property
     def session(self) -> Session: ...
+    @property
+    def counts_bytes(self) -> bool: ...
     def pull(self, worker: Worker, keys: Sequence[Any], keeps_pace: bool) -> Snapshot: ...
     def push(self, worker: Worker, push: Push, keeps_pace: bool) -> Outcome: ...
     def apply(self, worker: Worker, update: Callable[[], Any], is_whole: bool) -> Any: ...
@@ -51,6 +53,7 @@ class Worker:
         dropped: why its last push was dropped, or ""; noted by the driver, with the push.
         read_version: version of the store when it began, or last updated variables by itself.
         since: when that was, in the driver's seconds.
+        step: the compiled step that it runs, or ran last.
     """
 
     def __init__(self, driver: Driver, index: int, incarnation: int, device: Any) -> None:
@@ -62,12 +65,14 @@ class Worker:
         self.dropped = ""
         self.read_version = 0
         self.since = 0.0
+        self.step: Step | None = None
         self._sequence = 0
         self._is_applying = False
 
     def begin(self, work: Work, version: int, now: float) -> None:
         """Notes what the worker runs from now on, and the version that it starts from."""
         self.work, self.dropped, self.read_version, self.since = work, "", version, now
+        self.step = None
 
     def end(self) -> None:
         """Notes that the worker runs nothing."""
@@ -82,6 +87,9 @@ class Worker:
         step, batches = session.steps.find(function, leaves, tree)
         arrays = self._here([leaf for leaf in leaves if is_array(leaf)])
         fed = self._here([batches[i][leaf] for i, leaf in step.fed])
+        self.step = step
+        if step.traffic is None and self.driver.counts_bytes:
+            step.measure_traffic(fed, arrays)
         snapshot = self.driver.pull(self, step.pulled, step.is_update)
         values = snapshot.values[: len(step.worker_half.variables)]
         if self.device != session.device:

@@ -59,6 +59,14 @@ class WorkerHalf:
             self._consts[device] = [_placed(const, device) for _, const in self._cut.flat.consts]
         return self._run(snapshot, fed, arrays, np.int32(index), self._consts[device])
 
+    def shapes(self, fed: Sequence[Any], arrays: Sequence[Any]) -> Sequence[Any]:
+        """The residuals' shapes and dtypes, for these arguments beside the snapshot."""
+        dtype_of = jax.dtypes.canonicalize_dtype
+        snapshot = [jax.ShapeDtypeStruct(v.shape, dtype_of(v._dtype)) for v in self.variables]
+        consts = [const for _, const in self._cut.flat.consts]
+        residuals, _ = self._run.eval_shape(snapshot, fed, arrays, np.int32(0), consts)
+        return residuals
+
     def _evaluate(self, snapshot: Any, fed: Any, arrays: Any, index: Any, consts: Any) -> Any:
         flat = self._cut.flat
         env = {slot: snapshot[place] for slot, place in self._snapshot}

@@ -8,14 +8,13 @@ Keras synchronizes the state (`jax_state_sync`).
 from __future__ import annotations
 
 import functools
-import threading
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from paceline.errors import WaitTimeout
 from paceline.program import context
+from paceline.program.handover import handover
 from paceline.training.runner import NUM_STATE_GROUPS, Runner
 
 if TYPE_CHECKING:
@@ -38,7 +37,8 @@ class MessageRunner(Runner):
 
     def __init__(self, model: Any, kind: Kind, strategy: Any) -> None:
         super().__init__(model, kind, strategy)
-        self._room = threading.Semaphore(_AHEAD * strategy.cluster.workers)
+        self._most_under_way = _AHEAD * strategy.cluster.workers
+        self._num_under_way = 0
         self._handed_out = 0
         self._logs: Any = None  # of the last one of the batches that are done
         self._logs_of = 0  # that batch's number
@@ -69,13 +69,12 @@ class MessageRunner(Runner):
         return self._logs if logs is self._returned and self._logs is not None else logs
 
     def _hand_out(self, batch: Any) -> None:
-        deadline = self._strategy.cluster.deadline
-        if not self._room.acquire(timeout=deadline):
-            raise WaitTimeout(
-                f"No worker has finished a batch for {deadline:g} s. Received: {self._kind} steps "
-                f"of {self._model.name!r}. If a step may take that long, make the cluster with a "
-                "longer deadline."
-            )
+        self._strategy.driver.wait_until(
+            lambda: self._num_under_way < self._most_under_way,
+            f"a worker to finish one of the {self._kind} steps of {self._model.name!r}",
+        )
+        with handover:  # workers count down
+            self._num_under_way += 1
         step = self._eagerly if self._is_eager else self.one_step
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(batch)]
         self._handed_out += 1
@@ -90,7 +89,8 @@ class MessageRunner(Runner):
                 on_end=functools.partial(self._note, self._handed_out),
             )
         except BaseException:
-            self._room.release()
+            with handover:
+                self._num_under_way -= 1
             raise
         if self._logs is None:
             self._await_first(work)
@@ -110,7 +110,7 @@ class MessageRunner(Runner):
         return worker.apply(lambda: self._run_one(data), is_whole=True)
 
     def _note(self, number: int, work: Work) -> None:
-        self._room.release()
+        self._num_under_way -= 1
         if work.state != "finished" or work.result is None:
             return
         if number > self._logs_of:

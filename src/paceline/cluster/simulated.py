@@ -1,0 +1,101 @@
+"""`Simulated`: workers in virtual time, in one process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from paceline.cluster.base import Cluster, check_counts
+from paceline.cluster.simulated_driver import SimulatedDriver
+from paceline.devices import resolve
+from paceline.errors import InvalidArgument
+from paceline.virtual.faults import FaultPlan
+from paceline.virtual.latency import Latency, latency_of
+from paceline.virtual.network import Network, network_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.cluster.session import Session
+    from paceline.virtual.faults import Loss, Preemptions
+
+
+class Simulated(Cluster):
+    """Hundreds of workers with the real gradients of the real model, while time is virtual.
+
+    What workers compute is computed, one after the other, on one device; how long that takes, how
+    long arrays travel and what fails is up to models with seeds. So a run shows what the same run
+    on that many machines would do, by the same store, pace, update rule and ledger, and the same
+    seed gives the same events and the same bits. Nothing happens while nobody waits: virtual time
+    passes in `join`, `fetch`, `done`, `fit` and wherever else the coordinator waits.
+
+    Args:
+        workers: number of workers.
+        servers: number of servers that variables are divided over.
+        compute: how long a step takes from the pulled variables to the push: seconds, or a model of
+            `paceline.virtual`. An update that is not compiled, and a call that makes no step, take
+            as long.
+        network: how long a pull and a push travel: a `paceline.virtual.Network`, or a latency in
+            seconds. A table of which a step reads rows costs what the rows do.
+        faults: `paceline.virtual.Loss`, `Preemptions`, or a list of them.
+        seed: of everything that is drawn.
+        device: where all is computed; default: the first device of the process.
+        deadline: real seconds that a worker's code may run without a pull, a push or an end.
+        lease_deadline: virtual seconds after which work is taken back from a worker; None: never.
+
+    Raises:
+        InvalidArgument: less than one worker or server, no model of time or faults, or a task that
+            the cluster does not have.
+
+    Semantics:
+        No counterpart in tf.distribute.
+    """
+
+    def __init__(
+        self,
+        workers: int = 2,
+        servers: int = 1,
+        *,
+        compute: Latency | float = 1.0,
+        network: Network | float | None = None,
+        faults: FaultPlan | Loss | Preemptions | Sequence[Loss | Preemptions] = (),
+        seed: int = 0,
+        device: Any = None,
+        deadline: float = 600.0,
+        lease_deadline: float | None = None,
+    ) -> None:
+        check_counts(workers=workers, servers=servers)
+        if not deadline > 0:
+            raise InvalidArgument(
+                f"`deadline` is a positive number of seconds. Received: deadline={deadline!r}."
+            )
+        self.workers = workers
+        self.servers = servers
+        self.compute = latency_of(compute, "compute")
+        self.network = network_of(network)
+        self.faults = faults if isinstance(faults, FaultPlan) else FaultPlan(faults)
+        self.faults.check_tasks(workers, servers)
+        self.seed = seed
+        self.deadline = deadline
+        self.lease_deadline = lease_deadline
+        self._device = None if device is None else resolve([device])[0]
+
+    @property
+    def devices(self) -> tuple[Any, ...]:
+        """The device of each worker: one for all."""
+        return (self.server_device(),) * self.workers
+
+    def server_device(self) -> Any:
+        """The device that holds the variables."""
+        return self._device or jax.local_devices()[0]
+
+    def open(self, session: Session) -> SimulatedDriver:
+        """Returns a driver, whose clock stands at 0."""
+        return SimulatedDriver(self, session)
+
+    def __repr__(self) -> str:
+        return (
+            f"Simulated(workers={self.workers}, servers={self.servers}, compute={self.compute!r}, "
+            f"seed={self.seed})"
+        )
