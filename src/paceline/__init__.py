@@ -7,6 +7,7 @@ The layers, lowest first; a module imports only from layers above it in this lis
     variables/                one variable; aggregation and synchronization as data
     store/                    versioned values, update rules, partitioners, the ledger of work
     pace/                     how far workers may drift apart, one file per policy
+    virtual/                  virtual time: clock, latency, network, faults
     data/                     distributed datasets, splitting, per-replica values
     cluster/                  what workers run on, one file per driver; cluster specs and resolvers
     monitor/                  staleness, stragglers and divergence, and where they are reported
@@ -18,7 +19,7 @@ The layers, lowest first; a module imports only from layers above it in this lis
 
 The modules `distribute`, `keras`, `optimizers`, `nn` and `train` are namespaces in TensorFlow's
 spelling, so that `import paceline as tf` runs a tf.distribute program. `cluster`, `pace`,
-`placing` and `update_rules` are what a tf.distribute program has no words for.
+`placing`, `update_rules` and `virtual` are what a tf.distribute program has no words for.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         testing,
         train,
         update_rules,
+        virtual,
     )
 
 __version__ = "0.1.0"
@@ -83,6 +85,7 @@ _LAZY = (
     "testing",
     "train",
     "update_rules",
+    "virtual",
 )
 
 __all__ = [
@@ -109,6 +112,7 @@ __all__ = [
     "testing",
     "train",
     "update_rules",
+    "virtual",
 ]
 
 
