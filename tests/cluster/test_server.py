@@ -31,7 +31,7 @@ def test_what_is_the_only_one_may_be_left_out() -> None:
     [
         ({}, r"job_name=None for .*Pass one of \['chief', 'ps', 'worker'\]"),
         ({"job_name": "worker"}, r"task_index=None for .*Pass one of \[0, 1, 2\]"),
-        ({"job_name": "wroker", "task_index": 0}, r"Received: job_name='wroker'"),
+        ({"job_name": "nobody", "task_index": 0}, r"Received: job_name='nobody'"),
         ({"job_name": "ps", "task_index": 2}, r"tasks of job 'ps' are \[0, 1\].*task_index=2"),
     ],
 )

@@ -172,6 +172,60 @@ def test_so_does_the_function_of_a_distributed_dataset(
         assert sorted(sums) == [offset + 2.0, offset + 12.0]
 
 
+def test_the_coordinator_does_not_call_a_function_that_workers_call(
+    coordinate: Callable[..., Any],
+) -> None:
+    coordinator = coordinate(2)
+    calls: list[tuple[int, int]] = []
+
+    def dataset_fn(context: tf.distribute.InputContext) -> Any:
+        calls.append((context.input_pipeline_id, context.num_input_pipelines))
+        return [np.ones(2), np.ones(2)]
+
+    dataset = coordinator.strategy.distribute_datasets_from_function(dataset_fn)
+    iterator = iter(coordinator.create_per_worker_dataset(dataset))
+    assert calls == []
+    on_every_worker(coordinator, lambda iterator: next(iterator).sum(), iterator)
+    assert sorted(calls) == [(0, 2), (1, 2)]
+
+
+def test_without_a_coordinator_a_function_is_called_when_its_dataset_is_first_used(
+    coordinate: Callable[..., Any],
+) -> None:
+    strategy = coordinate(2).strategy
+    calls: list[tuple[int, int]] = []
+
+    def dataset_fn(context: tf.distribute.InputContext) -> Any:
+        calls.append((context.input_pipeline_id, context.num_input_pipelines))
+        return [np.ones(2), np.ones(2)]
+
+    dataset = strategy.distribute_datasets_from_function(dataset_fn)
+    assert calls == []
+    assert dataset.element_spec.shape == (None,)
+    assert len(dataset) == 2
+    assert [float(batch.sum()) for batch in dataset] == [2.0, 2.0]
+    assert calls == [(0, 1)]
+
+    def read() -> list[float]:  # who uses it on a worker reads the same
+        return [float(batch.sum()) for batch in dataset]
+
+    assert strategy.submit(read).fetch() == [2.0, 2.0]
+    assert calls == [(0, 1)]
+
+
+def test_a_function_without_a_dataset_is_found_when_it_is_used(
+    coordinate: Callable[..., Any],
+) -> None:
+    strategy = coordinate(1).strategy
+    answers: list[Any] = [3, [np.ones(2)]]
+    dataset = strategy.distribute_datasets_from_function(lambda context: answers.pop(0))
+    with pytest.raises(InvalidType):
+        iter(dataset)
+    assert len(dataset) == 1  # asked again
+    with pytest.raises(InvalidType, match="dataset_fn="):
+        strategy.distribute_datasets_from_function([np.ones(2)])
+
+
 def test_a_dataset_of_the_strategy_is_read_in_full_by_every_worker(
     coordinate: Callable[..., Any],
 ) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from paceline.data.once import Once
 from paceline.data.options import InputOptions, InputReplicationMode
 from paceline.data.per_pipeline import as_element, grouped, place_group
 from paceline.data.placing import per_replica
@@ -52,7 +53,7 @@ class DistributedDataset:
 
     Args:
         read: returns a new iterator over placed elements.
-        source: shows what the elements look like.
+        source: gives what shows how the elements look.
         num_steps: returns how many elements one pass has, or `INFINITE` or `UNKNOWN`.
         strategy: the strategy it is distributed over.
         options: the input options.
@@ -66,7 +67,7 @@ class DistributedDataset:
     def __init__(
         self,
         read: Callable[[], Iterator[Any]],
-        source: Source,
+        source: Callable[[], Source],
         num_steps: Callable[[], int],
         strategy: Any,
         options: InputOptions,
@@ -108,7 +109,7 @@ class DistributedDataset:
             InvalidArgument: there is no batch to look at.
         """
         if self._spec is None:
-            sample = self._source.sample()
+            sample = self._source().sample()
             if sample is None:
                 raise InvalidArgument(
                     "The element spec is that of the first batch. Received: an empty dataset."
@@ -276,7 +277,7 @@ def distribute(dataset: Any, strategy: Any, options: Any = None) -> DistributedD
     place = functools.partial(per_replica, strategy=strategy)
     return DistributedDataset(
         lambda: map(place, source.batches()),
-        source,
+        lambda: source,
         lambda: source.num_batches,
         strategy,
         options,
@@ -284,7 +285,11 @@ def distribute(dataset: Any, strategy: Any, options: Any = None) -> DistributedD
 
 
 def distribute_from_function(
-    dataset_fn: Callable[[InputContext], Any], strategy: Any, options: Any = None
+    dataset_fn: Callable[[InputContext], Any],
+    strategy: Any,
+    options: Any = None,
+    *,
+    is_lazy: bool = False,
 ) -> Any:
     """Gives each replica elements of its own from the pipelines that `dataset_fn` makes.
 
@@ -298,6 +303,8 @@ def distribute_from_function(
         dataset_fn: takes an `InputContext` and returns anything that `sources` reads.
         strategy: gives the replicas and their devices.
         options: `InputOptions` or None.
+        is_lazy: whether `dataset_fn` is called, and what it returns is checked, only when the
+            dataset is first used.
 
     Raises:
         InvalidType: `dataset_fn` cannot be called, or returns nothing that yields batches.
@@ -313,21 +320,23 @@ def distribute_from_function(
     count = strategy.num_replicas_in_sync
     if strategy.devices == (None,):  # the default strategy leaves datasets alone
         return dataset_fn(InputContext())
-    if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
-        sources = [Source(dataset_fn(InputContext(count, i, count))) for i in range(count)]
-    else:
-        sources = [Source(dataset_fn(InputContext(1, 0, count)))]
+    is_per_replica = options.experimental_replication_mode is InputReplicationMode.PER_REPLICA
+    num_pipelines = count if is_per_replica else 1
+    contexts = [InputContext(num_pipelines, i, count) for i in range(num_pipelines)]
+    sources = Once(lambda: [Source(dataset_fn(given)) for given in contexts])
+    if not is_lazy:
+        sources()
 
     def read() -> Iterator[Any]:
-        pipelines = [source.batches() for source in sources]
+        pipelines = [source.batches() for source in sources()]
         groups = grouped(pipelines if len(pipelines) == count else pipelines * count)
         elements = map(functools.partial(place_group, strategy=strategy), groups)
         return filter(lambda element: element is not None, elements)
 
     def num_steps() -> int:
-        return _num_steps(sources, count)
+        return _num_steps(sources(), count)
 
-    return DistributedDataset(read, sources[0], num_steps, strategy, options)
+    return DistributedDataset(read, lambda: sources()[0], num_steps, strategy, options)
 
 
 def _num_steps(sources: list[Source], num_replicas: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from paceline.cluster.arguments import Arguments
 from paceline.cluster.remote_value import RemoteValue, resolved
 from paceline.cluster.serving import soon
 from paceline.cluster.session import Session
+from paceline.data.dataset import distribute_from_function
 from paceline.monitor.staleness import Statistics
 from paceline.program import context
 from paceline.program.context import Frame
@@ -178,8 +180,8 @@ class MessageStrategy(Strategy):
     ) -> Any:
         """Reads what `dataset_fn(InputContext)` returns; on a worker, the context says which.
 
-        See `Strategy.distribute_datasets_from_function`. Given to `create_per_worker_dataset`, the
-        function is called again on every worker.
+        See `Strategy.distribute_datasets_from_function`. The function is called when the dataset is
+        first used. Given to `create_per_worker_dataset`, it is called on every worker instead.
         """
 
         def make(given: InputContext) -> Any:
@@ -189,9 +191,12 @@ class MessageStrategy(Strategy):
                 given = InputContext(count, worker.index, given.num_replicas_in_sync)
             return dataset_fn(given)
 
-        distribute = super().distribute_datasets_from_function
-        dataset = distribute(make if callable(dataset_fn) else dataset_fn, options)
-        dataset.remake = lambda: distribute(make, options)
+        if context.worker() is not None:
+            given = make if callable(dataset_fn) else dataset_fn
+            return super().distribute_datasets_from_function(given, options)
+        dataset = distribute_from_function(dataset_fn, self, options, is_lazy=True)
+        # Its users have called it for themselves by then.
+        dataset.remake = functools.partial(super().distribute_datasets_from_function, make, options)
         return dataset
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
