@@ -1,7 +1,8 @@
 """Keras, with models, optimizers and losses that follow the current strategy.
 
 Everything public in `keras` is here under the same name. In place of Keras's own stand `Model`,
-`Sequential`, the optimizers, the losses and `layers.BatchNormalization`; the rest is Keras itself.
+`Sequential`, the optimizers, the losses, `layers.BatchNormalization` and `layers.Embedding`; the
+rest is Keras itself.
 """
 
 from __future__ import annotations

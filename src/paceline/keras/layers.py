@@ -1,4 +1,8 @@
-"""keras.layers, with a BatchNormalization that can pool its statistics over replicas."""
+"""keras.layers, with those that know of replicas and servers in place of Keras's own.
+
+`BatchNormalization` can pool its statistics over replicas; the table of an `Embedding` may lie in
+shards.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from typing import Any
 
 import keras
 
+from paceline.training.embedding import Embedding as Embedding
 from paceline.training.layers import BatchNormalization as BatchNormalization
 
 _keras = keras.layers

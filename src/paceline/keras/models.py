@@ -7,19 +7,21 @@ from typing import Any
 import keras
 
 from paceline.strategies.default import get_strategy
+from paceline.training.embedding import Embedding
 from paceline.training.following import follow
 from paceline.training.layers import BatchNormalization
 from paceline.training.model import Model as Model
 from paceline.training.model import Sequential as Sequential
 
 _keras = keras.models
+_OWN = {"BatchNormalization": BatchNormalization, "Embedding": Embedding}
 
 __all__ = [name for name in dir(_keras) if not name.startswith("_")]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def load_model(filepath: Any, custom_objects: Any = None, **kwargs: Any) -> Any:
     """Loads a saved model; it follows the current strategy (keras.models.load_model)."""
-    known = {"BatchNormalization": BatchNormalization, **(custom_objects or {})}
+    known = {**_OWN, **(custom_objects or {})}
     return follow(_keras.load_model(filepath, custom_objects=known, **kwargs), get_strategy())
 
 
@@ -30,9 +32,8 @@ def clone_model(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def model_from_json(json_string: str, custom_objects: Any = None) -> Any:
     """Makes a model of its JSON form; it follows the current strategy."""
-    return follow(
-        _keras.model_from_json(json_string, custom_objects=custom_objects), get_strategy()
-    )
+    known = {**_OWN, **(custom_objects or {})}
+    return follow(_keras.model_from_json(json_string, custom_objects=known), get_strategy())
 
 
 def __getattr__(name: str) -> Any:

@@ -106,7 +106,41 @@ def make_sharded(
     num_shards = partitions(partitioner, shape, _dtype(initial_value, dtype))
     if num_shards == 1:
         return make_one()
-    name = name or new_name("Variable")
+    return divided(
+        initial_value,
+        num_shards,
+        constructor=constructor,
+        name=name or new_name("Variable"),
+        dtype=dtype,
+        shape=shape,
+        **options,
+    )
+
+
+def divided(
+    initial_value: Any,
+    num_shards: int,
+    *,
+    constructor: Callable[..., Any],
+    name: str,
+    dtype: Any,
+    shape: Sequence[int],
+    **options: Any,
+) -> ShardedVariable:
+    """Makes a variable in a given number of shards, whose sizes differ by one row at most.
+
+    Args:
+        initial_value: see `make_sharded`; a callable only where `dtype` is given.
+        num_shards: how many.
+        constructor: makes one shard, with the arguments `initial_value` (an array), `name`, `dtype`
+            and `options`.
+        name, dtype, shape: of the whole variable.
+        options: further arguments of `constructor`.
+
+    Raises:
+        InvalidArgument: an initial value of another shape.
+    """
+    shape = tuple(shape)
     ranges = row_ranges(shape[0], num_shards)
     shards = []
     with keras.name_scope(name):

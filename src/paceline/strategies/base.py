@@ -321,6 +321,10 @@ class Strategy:
         """
         return make(*args, **kwargs)
 
+    def num_shards(self, shape: tuple[int, ...], dtype: Any) -> int:
+        """In how many shards a variable of this shape and dtype is made under this strategy."""
+        return 1
+
     def welcome(self, variable: Any) -> None:
         """Called when a variable has joined the strategy."""
 

@@ -6,6 +6,8 @@ import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from paceline.cluster.local import Local
 from paceline.cluster.resolvers import ClusterResolver
 from paceline.cluster.spec import check_has_servers
@@ -13,6 +15,7 @@ from paceline.errors import InvalidArgument, InvalidType
 from paceline.pace import Asynchronous
 from paceline.program import context
 from paceline.store import sharding
+from paceline.store.partitioners import partitions
 from paceline.store.placing import Placing
 from paceline.store.rules import StalenessScaled
 from paceline.strategies.messages import MessageStrategy
@@ -34,7 +37,8 @@ class ParameterServerStrategy(MessageStrategy):
         cluster_resolver: describes the cluster by the addresses of its tasks: chief, worker, ps,
             evaluator. For now its workers and servers are threads of this process, as a log line
             says; no address is contacted.
-        variable_partitioner: called with shape and dtype of each variable made in the scope; see
+        variable_partitioner: called with shape and dtype of each `paceline.Variable` and of each
+            table of a `paceline.keras.layers.Embedding` made in the scope; see
             `paceline.distribute.experimental.partitioners`. None: variables stay whole.
         cluster: what the workers run on. Default: threads of this process.
         pace: how far the workers may drift apart.
@@ -93,6 +97,16 @@ class ParameterServerStrategy(MessageStrategy):
         if kwargs.pop("per_worker_variable", False):
             return per_worker.create(make, self.cluster.workers, *args, **kwargs)
         return sharding.create(self._partitioner, make, *args, **kwargs)
+
+    def num_shards(self, shape: tuple[int, ...], dtype: Any) -> int:
+        """The number of shards that the partitioner asks for; 1 without a partitioner.
+
+        Raises:
+            InvalidArgument: a partitioner that breaks the rules.
+        """
+        if self._partitioner is None:
+            return 1
+        return partitions(self._partitioner, shape, jax.dtypes.canonicalize_dtype(dtype))
 
     def _run(
         self, fn: Callable[..., Any], args: Any, kwargs: Any, loss_rule: running.LossRule

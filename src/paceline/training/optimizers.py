@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import itertools
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 from paceline.program import context, meeting
 from paceline.program.function import is_tracing
@@ -23,7 +25,7 @@ from paceline.program.keras_state import outside_of_scopes
 from paceline.program.reread import reread
 from paceline.program.split_scope import active_split, committed
 from paceline.training.twins import Mixin, become_twin, twin
-from paceline.variables import rules
+from paceline.variables import rules, slots
 from paceline.variables.adoption import adopt
 from paceline.variables.scatter import IndexedSlices, gradient_of_slices
 
@@ -84,6 +86,31 @@ class FollowsStrategy(Mixin):
         if is_outermost and (results := _applied.get()) is not None:
             results += [*updated[0], *updated[1]]
         return updated
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the state; slots of a table in shards are saved as those of the whole one."""
+        groups = slots.as_saved(self)
+        if groups is None:
+            super().save_own_variables(store)
+            return
+        for i, group in enumerate(groups):
+            parts = [np.asarray(variable) for variable in group]
+            store[str(i)] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads the state, of tables in any number of shards."""
+        groups = slots.as_saved(self)
+        if groups is None or len(store.keys()) != len(groups):
+            super().load_own_variables(store)  # which warns where the numbers differ
+            return
+        for i, group in enumerate(groups):
+            value = store[str(i)]
+            if len(group) == 1:
+                group[0].assign(value)
+                continue
+            ends = itertools.accumulate(variable.shape[0] for variable in group)
+            for variable, end in zip(group, ends, strict=True):
+                variable.assign(value[end - variable.shape[0] : end])
 
     def _paired(self, grads: Any, trainable_variables: Any) -> tuple[list[Any], list[Any]]:
         """The gradients with the variables they belong to, as far as Keras will accept them."""

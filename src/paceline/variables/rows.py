@@ -38,7 +38,7 @@ def joined(arrays: Sequence[Any]) -> Any:
 # Lookup ------------------------------------------------------------------------------------------
 
 
-def lookup(parts: Sequence[Any], ids: Any, name: str) -> Any:
+def lookup(parts: Sequence[Any], ids: Any, name: str, fill_value: float = 0) -> Any:
     """Gathers rows of an array that lies in parts.
 
     Every part is asked for all ids, so that shapes do not depend on the values of the ids and a
@@ -48,9 +48,10 @@ def lookup(parts: Sequence[Any], ids: Any, name: str) -> Any:
         parts: variables or arrays `[rows of the part, ...]`.
         ids: integers of any shape.
         name: of the whole array, for messages.
+        fill_value: what traced ids that are out of range give.
 
     Returns:
-        Array `[*ids.shape, ...]`. Traced ids that are out of range give zeros.
+        Array `[*ids.shape, ...]`.
 
     Raises:
         InvalidArgument: ids that are not integers, or known ones that are out of range.
@@ -68,7 +69,7 @@ def lookup(parts: Sequence[Any], ids: Any, name: str) -> Any:
         local = jnp.where(is_here, index - own.start, len(own))
         rows = jnp.take(array, local, axis=0, mode="fill", fill_value=0)
         is_here = is_here.reshape(is_here.shape + (1,) * (rows.ndim - is_here.ndim))
-        found = jnp.zeros_like(rows) if found is None else found
+        found = jnp.full_like(rows, fill_value) if found is None else found
         # Both the mask and the rows travel to the first part's device, and nothing else does.
         found = jnp.where(beside(is_here, found), beside(rows, found), found)
     if found is None:  # no rows: there is nothing that an id could name

@@ -6,6 +6,7 @@ every shard what they need; the whole array is only built where an array is aske
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from paceline.program import context
 from paceline.program.scope import is_traced
 from paceline.program.tape_arguments import VariableGroup
 from paceline.types import PerReplica
-from paceline.variables import rows
+from paceline.variables import rows, slots
 from paceline.variables.scatter import Scattering, checked_slices, write_slices
 from paceline.variables.variable import Variable
 
@@ -53,6 +54,7 @@ class ShardedVariable(VariableGroup, Scattering, NDArrayOperatorsMixin):
         _check_shards(variables, self._name)
         self.variables = list(variables)
         self._ranges = rows.ranges_of(self.variables)
+        slots.mark_shards(self.variables)
 
     # What it is ------------------------------------------------------------------------------
 
@@ -94,6 +96,11 @@ class ShardedVariable(VariableGroup, Scattering, NDArrayOperatorsMixin):
     def trainable(self) -> bool:
         """Whether a tape watches the shards."""
         return self.variables[0].trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        for variable in self.variables:
+            variable.trainable = value
 
     @property
     def distribute_strategy(self) -> Any:
@@ -234,6 +241,11 @@ class ShardedVariable(VariableGroup, Scattering, NDArrayOperatorsMixin):
             local = jnp.where(is_here, indices - own.start, len(own))
             write_slices(variable, operation, local, values)
         return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedVariable:
+        copied = type(self)([copy.deepcopy(own, memo) for own in self.variables], self._name)
+        memo[id(self)] = copied
+        return copied
 
     def __repr__(self) -> str:
         sizes = [len(own) for own in self._ranges]
