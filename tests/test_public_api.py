@@ -38,6 +38,7 @@ def test_root_exports() -> None:
         "testing",
         "train",
         "update_rules",
+        "virtual",
     ]
 
 
