@@ -14,11 +14,12 @@ from paceline.errors import InvalidArgument
 from paceline.program.keras_state import initialize_now, outside_of_scopes
 from paceline.types import VariableAggregation
 from paceline.variables.placement import Kind, logical, spread
-from paceline.variables.sharded import ShardedVariable
 from paceline.variables.variable import Variable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, MutableMapping, MutableSequence
+    from collections.abc import Iterable, Iterator, MutableMapping, MutableSequence
+
+    from paceline.variables.per_worker import PerWorkerVariable
 
 NUMBERS = (bool, int, float, complex)
 """Python's numbers; which of them one is may change between a save and a restore."""
@@ -43,11 +44,11 @@ class Leaf(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class VariableLeaf:
-    """A variable: one logical value, however many copies or shards there are.
+    """A variable: one logical value, however many copies there are.
 
     Attributes:
         name: what the checkpoint calls it.
-        variable: a Keras variable, Paceline's or not, or a sharded one.
+        variable: a Keras variable, Paceline's or not.
         owner: the Keras object that holds it, or None.
     """
 
@@ -62,8 +63,6 @@ class VariableLeaf:
             InvalidArgument: an ON_READ variable without an aggregation, which has no one value.
         """
         variable = self.variable
-        if isinstance(variable, ShardedVariable):
-            return np.concatenate([VariableLeaf(self.name, own).read() for own in variable])
         if not isinstance(variable, Variable):
             return np.array(variable._value)
         aggregation, placed = variable.effective_aggregation, variable.placement
@@ -85,10 +84,6 @@ class VariableLeaf:
     def write(self, array: np.ndarray[Any, Any]) -> None:
         """Sets the value of every copy, whatever is traced or run at the moment."""
         variable = self.variable
-        if isinstance(variable, ShardedVariable):
-            for own, part in zip(variable, variable.divided(array), strict=True):
-                VariableLeaf(self.name, own).write(part)
-            return
         with concretely():
             if variable._value is None:
                 initialize_now(variable)
@@ -100,6 +95,89 @@ class VariableLeaf:
             if placement.is_stacked:
                 value = spread(value, variable.effective_aggregation, placement.num_replicas)
             variable._set_storage(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardsLeaf:
+    """Variables for the shards of one table, saved as one array.
+
+    Attributes:
+        name: what the checkpoint calls them.
+        variables: one per shard: the shards themselves, or what an optimizer has for each.
+        owner: the Keras object that holds them, or None.
+        are_rows: whether they are saved one after the other, as what the whole table has.
+            Otherwise they are saved as `[shard, ...]`, and do not fit another number of shards.
+    """
+
+    name: str
+    variables: tuple[Any, ...]
+    owner: Any = None
+    are_rows: bool = True
+
+    @property
+    def _leaves(self) -> list[VariableLeaf]:
+        return [VariableLeaf(self.name, variable) for variable in self.variables]
+
+    def read(self) -> np.ndarray[Any, Any]:
+        """Returns a copy of all values; raises like `VariableLeaf.read`."""
+        arrays = [leaf.read() for leaf in self._leaves]
+        return np.concatenate(arrays) if self.are_rows else np.stack(arrays)
+
+    def misfit(self, shape: tuple[int, ...], dtype: str) -> str | None:
+        """Says why a stored array cannot be written here, or returns None."""
+        first = self.variables[0]
+        own = str(jax.dtypes.canonicalize_dtype(first.dtype))
+        if self.are_rows:
+            num_rows = sum(variable.shape[0] for variable in self.variables)
+            return _difference(shape, dtype, (num_rows, *first.shape[1:]), own)
+        reason = _difference(shape, dtype, (len(self.variables), *first.shape), own)
+        return reason and f"{reason} (one per shard of a table, and no rows of it)"
+
+    def write(self, array: np.ndarray[Any, Any]) -> None:
+        """Sets every variable to its part of the array."""
+        parts: Iterable[np.ndarray[Any, Any]] = array
+        if self.are_rows:
+            ends = np.cumsum([variable.shape[0] for variable in self.variables])
+            parts = np.split(array, ends[:-1])
+        for leaf, part in zip(self._leaves, parts, strict=True):
+            leaf.write(part)
+
+
+@dataclasses.dataclass(frozen=True)
+class CopiesLeaf:
+    """A variable with a copy per worker, all of which are saved as `[worker, ...]`.
+
+    Attributes:
+        name: what the checkpoint calls it.
+        variable: the per-worker variable.
+        owner: the Keras object that holds it, or None.
+    """
+
+    name: str
+    variable: PerWorkerVariable
+    owner: Any = None
+
+    @property
+    def _copies(self) -> VariableLeaf:
+        return VariableLeaf(self.name, self.variable.copies)
+
+    def read(self) -> np.ndarray[Any, Any]:
+        """Returns all copies, in the order of the workers."""
+        return self._copies.read()
+
+    def misfit(self, shape: tuple[int, ...], dtype: str) -> str | None:
+        """Says why a stored array cannot be written here, or returns None."""
+        num_workers = self.variable.num_workers
+        if shape[1:] == self.variable.shape and shape and shape[0] != num_workers:
+            return (
+                f"the copies of {shape[0]} workers in the checkpoint, of {num_workers} here; what "
+                "workers that there are not have counted belongs to no other"
+            )
+        return self._copies.misfit(shape, dtype)
+
+    def write(self, array: np.ndarray[Any, Any]) -> None:
+        """Sets the copy of every worker."""
+        self._copies.write(array)
 
 
 @dataclasses.dataclass(frozen=True)

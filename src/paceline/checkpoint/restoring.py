@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from paceline.checkpoint.leaves import ValueLeaf, VariableLeaf, concretely
+from paceline.checkpoint.leaves import (
+    CopiesLeaf,
+    ShardsLeaf,
+    ValueLeaf,
+    VariableLeaf,
+    concretely,
+)
 from paceline.checkpoint.matching import match, unfit
 from paceline.checkpoint.tree import state_of
 from paceline.errors import CheckpointError
@@ -123,8 +129,9 @@ class Restoration:
             leaf.write(self._waiting[saved])
             self._written[_key(leaf)] = leaf
             given.add(saved)
-            if isinstance(leaf, VariableLeaf) and leaf.owner is not None:
-                owners[id(leaf.owner)] = leaf.owner
+            owner = getattr(leaf, "owner", None)
+            if owner is not None:
+                owners[id(owner)] = owner
         for saved in given:
             del self._waiting[saved]
         for owner in owners.values():
@@ -211,7 +218,9 @@ class RestoreStatus:
 def _key(leaf: Leaf) -> Any:
     if isinstance(leaf, ValueLeaf):
         return id(leaf.holder), leaf.key
-    return id(leaf.variable) if isinstance(leaf, VariableLeaf) else id(leaf)
+    if isinstance(leaf, ShardsLeaf):
+        return tuple(map(id, leaf.variables))
+    return id(leaf.variable) if isinstance(leaf, VariableLeaf | CopiesLeaf) else id(leaf)
 
 
 def _unbuilt(state: State) -> list[tuple[str, Any, str]]:

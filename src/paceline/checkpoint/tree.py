@@ -13,13 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from paceline.checkpoint.leaves import Leaf, ValueLeaf, VariableLeaf, is_value
+from paceline.checkpoint.leaves import (
+    CopiesLeaf,
+    Leaf,
+    ShardsLeaf,
+    ValueLeaf,
+    VariableLeaf,
+    is_value,
+)
 from paceline.errors import InvalidArgument, InvalidType
+from paceline.variables import slots
+from paceline.variables.per_worker import PerWorkerVariable
 from paceline.variables.sharded import ShardedVariable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_VARIABLES = (keras.Variable, ShardedVariable, PerWorkerVariable)
 _KERAS_OBJECTS = (
     keras.Layer,
     keras.Metric,
@@ -92,7 +102,7 @@ class _Walk:
 
     def visit(self, name: str, item: Any) -> None:
         """Names the state of an object that was given to the checkpoint, at any depth."""
-        if isinstance(item, keras.Variable | ShardedVariable):
+        if isinstance(item, _VARIABLES):
             self._add_variable(name, item, None)
         elif isinstance(item, _KERAS_OBJECTS):
             self._visit_keras_object(name, item)
@@ -139,20 +149,35 @@ class _Walk:
 
     def _visit_held(self, name: str, held: Any, owner: Any) -> None:
         """What a Keras object holds: variables and Keras objects count, all else is its config."""
-        if isinstance(held, keras.Variable | ShardedVariable):
+        if isinstance(held, _VARIABLES):
             self._add_variable(name, held, owner)
         elif isinstance(held, _KERAS_OBJECTS):
             self._visit_keras_object(name, held)
         elif isinstance(held, dict | list | tuple) and not self._is_known(name, held):
-            for key, value in _entries(held, is_strict=False):
-                self._visit_held(joined(name, key), value, owner)
+            for key, value in _held_entries(held, owner):
+                if isinstance(value, slots.Slots):
+                    self._add_shards(joined(name, key), value, owner)
+                else:
+                    self._visit_held(joined(name, key), value, owner)
 
     def _add_variable(self, name: str, variable: Any, owner: Any) -> None:
         if self._is_known(name, variable):
             return
-        self._add(name, VariableLeaf(name, variable, owner))
-        for shard in variable if isinstance(variable, ShardedVariable) else ():
-            self._is_known(name, shard)  # wherever else it is held, it is saved already
+        if isinstance(variable, ShardedVariable):
+            shards = tuple(variable)
+            self._add_shards(name, slots.Slots(shards, shards), owner)
+        elif isinstance(variable, PerWorkerVariable):
+            self._add(name, CopiesLeaf(name, variable, owner))
+            self._is_known(name, variable.copies)
+        else:
+            self._add(name, VariableLeaf(name, variable, owner))
+
+    def _add_shards(self, name: str, held: slots.Slots, owner: Any) -> None:
+        if any(id(entry) in self._names for entry in held.entries):
+            return  # wherever else they are held, they are saved already
+        self._add(name, ShardsLeaf(name, held.entries, owner, held.are_rows))
+        for entry in held.entries:
+            self._is_known(name, entry)
 
     def _add(self, name: str, leaf: Leaf) -> None:
         if name in self.state.leaves:
@@ -190,6 +215,25 @@ def _entries(held: Any, is_strict: bool = True) -> Iterator[tuple[Any, Any]]:
                 f"Received: key {key!r} of type {type(key).__name__}."
             )
         yield key, value
+
+
+def _held_entries(held: Any, owner: Any) -> Iterator[tuple[Any, Any]]:
+    """What a Keras object's list or dict holds; the shards of a table count as one entry."""
+    if isinstance(held, dict):
+        yield from _entries(held, is_strict=False)
+        return
+    is_optimizers = isinstance(owner, keras.optimizers.Optimizer)
+    groups = slots.per_table(owner, held) if is_optimizers else slots.per_table_in(held)
+    if groups is None:
+        yield from enumerate(held)
+        return
+    for i, group in enumerate(groups):
+        if group.are_of_shards and (group.are_rows or group.are_alike):
+            yield i, group
+        elif len(group.entries) == 1:
+            yield i, group.entries[0]
+        else:
+            yield from ((f"{i}.{part}", entry) for part, entry in enumerate(group.entries))
 
 
 def _has_numbered_layers(model: keras.Model) -> bool:

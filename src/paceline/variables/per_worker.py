@@ -57,6 +57,16 @@ class PerWorkerVariable(NDArrayOperatorsMixin):
         return self._copies.dtype
 
     @property
+    def copies(self) -> Variable:
+        """The variable `[worker, ...]` that holds the copies."""
+        return self._copies
+
+    @property
+    def num_workers(self) -> int:
+        """How many copies there are."""
+        return self._copies.shape[0]
+
+    @property
     def trainable(self) -> bool:
         """False: no optimizer updates copies that differ."""
         return False
@@ -172,7 +182,7 @@ class PerWorkerVariable(NDArrayOperatorsMixin):
     def __repr__(self) -> str:
         return (
             f"<paceline.PerWorkerVariable name={self.name}, shape={self.shape}, "
-            f"dtype={self.dtype}, workers={self._copies.shape[0]}>"
+            f"dtype={self.dtype}, workers={self.num_workers}>"
         )
 
 

@@ -74,14 +74,20 @@ class Slots:
 
     @property
     def are_of_shards(self) -> bool:
-        """Whether there is one for each of several shards, as there is for all of them or none."""
+        """Whether there is one for each of several shards."""
         return len(self.entries) > 1 and all(slot is not None for slot in self.entries)
 
     @property
     def are_rows(self) -> bool:
         """Whether, one after the other, they are what the list would hold for the whole table."""
         pairs = zip(self.entries, self.variables, strict=True)
-        return all(slot.shape == own.shape for slot, own in pairs)
+        is_alike = len({slot.shape[1:] for slot in self.entries}) == 1
+        return is_alike and all(slot.shape[:1] == own.shape[:1] for slot, own in pairs)
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether all have one shape."""
+        return len({slot.shape for slot in self.entries}) == 1
 
 
 def per_table(optimizer: Any, held: Any) -> list[Slots] | None:
