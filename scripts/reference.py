@@ -52,7 +52,7 @@ OWN = {
     ),
     "paceline.pace": ("Asynchronous", "BoundedStaleness", "Softsync", "Synchronous"),
     "paceline.keras.models": ("Model", "Sequential"),
-    "paceline.keras.layers": ("BatchNormalization",),
+    "paceline.keras.layers": ("BatchNormalization", "Embedding"),
     "paceline.datasets.digits": ("load_data",),
 }
 # Members that one layer of the package offers to another, not to users.
@@ -60,9 +60,9 @@ INTERNAL = {
     "adopt", "array", "backpressure", "effective_aggregation", "follow", "forget",
     "is_aggregation_assumed", "is_declared", "is_on_read", "is_optimizer_state", "is_seed_state",
     "is_shared", "join", "join_stacked", "logical_value", "make_variable", "num_components",
-    "on_worker", "open", "parse", "place", "place_stacked", "placement", "server_device", "settle",
-    "shapes", "sharding", "stacked", "storage_dtype", "storage_shape", "store", "tree_flatten",
-    "tree_unflatten", "welcome", "written_storage",
+    "num_shards", "on_worker", "open", "parse", "place", "place_stacked", "placement",
+    "server_device", "settle", "shapes", "sharding", "stacked", "storage_dtype", "storage_shape",
+    "store", "tree_flatten", "tree_unflatten", "welcome", "written_storage",
 }  # fmt: skip
 # Of the same name, and meant for users.
 SHOWN = {("ClusterCoordinator", "join")}
@@ -70,7 +70,8 @@ FILE = Path(__file__).parent.parent / "docs" / "reference.md"
 HEAD = """# Reference
 
 Made from the docstrings by `python scripts/reference.py`. `paceline.keras` holds everything of
-Keras; its optimizers, losses, models and `BatchNormalization` follow the current strategy.
+Keras; its optimizers, losses, models, `BatchNormalization` and `Embedding` follow the current
+strategy.
 `paceline.optimizers` are the optimizers of `paceline.keras`.
 """
 

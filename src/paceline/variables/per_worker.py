@@ -33,7 +33,8 @@ class PerWorkerVariable(NDArrayOperatorsMixin):
     Semantics:
         The per-worker variables of tf.distribute's ParameterServerStrategy. Deviations: the copies
         are kept with the other variables, so that they outlive the workers; assigning from outside
-        of scheduled functions sets every copy.
+        of scheduled functions sets every copy. A checkpoint holds all copies, and can be restored
+        for as many workers.
     """
 
     def __init__(self, copies: Variable) -> None:
