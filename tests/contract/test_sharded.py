@@ -22,6 +22,7 @@ from paceline.store.sharding import create, make_sharded
 from paceline.testing import EXACT, REFERENCE, assert_close
 from paceline.variables.rows import pieces, ranges_of
 from paceline.variables.sharded import ShardedVariable
+from paceline.variables.slots import places
 from replica_values import mirrored_strategy
 
 Partitioner = FixedShardsPartitioner
@@ -392,6 +393,24 @@ def test_copies_are_independent() -> None:
     copied = copy.deepcopy(v)
     v.assign(np.zeros((3, 2)))
     assert_close(copied, rows_of_two(3), EXACT)
+
+
+def test_shards_are_one_table_in_any_list_of_variables() -> None:
+    v, other = sharded(rows_of_two(5), [2, 2, 1]), tf.Variable(0.0)
+    copied = copy.deepcopy(v)
+    assert places([other, *v, *copied]) == [(0,), (1, 2, 3), (4, 5, 6)]
+    assert places([*v.variables[::-1], other]) == [(2, 1, 0), (3,)]
+    first, second, third = v
+    assert places([second, other, third, first]) == [(3, 0, 2), (1,)]
+    assert places([second, other, third]) == [(0,), (1,), (2,)]  # not all of it
+    assert places([]) == []
+
+
+def test_all_shards_are_frozen_together() -> None:
+    v = sharded(rows_of_two(3))
+    v.trainable = False
+    assert [shard.trainable for shard in v] == [False, False]
+    assert not v.trainable
 
 
 @pytest.mark.contract(105)

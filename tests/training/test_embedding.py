@@ -346,14 +346,16 @@ def test_workers_that_do_not_wait_learn() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_loop_of_ones_own_by_workers(workers: int) -> None:
+@pytest.mark.parametrize("is_built", [True, False])
+def test_a_loop_of_ones_own_by_workers(workers: int, is_built: bool) -> None:
     """A loss that is linear in the rows: whatever the order, the sum of all steps, and exact."""
     strategy = servers(3, workers)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
         layer = tf.keras.layers.Embedding(NUM_WORDS, WIDTH, "zeros")
         optimizer = tf.keras.optimizers.SGD(0.25)
-    layer.build()
+    if is_built:
+        layer.build()
 
     def replica(ids: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -367,6 +369,7 @@ def test_a_loop_of_ones_own_by_workers(workers: int) -> None:
     for part in np.split(ids, 10):
         coordinator.schedule(step, args=(part,))
     coordinator.join()
+    assert len(layer.weights) == 3
     uses = np.bincount(ids.reshape(-1), minlength=NUM_WORDS)
     assert_close(layer.embeddings, -0.25 * np.repeat(uses[:, None], WIDTH, axis=1), EXACT)
     assert int(optimizer.iterations) == 10
