@@ -191,9 +191,7 @@ class Driving(ClusterDriver):
             exchange.ask(worker.index, now)
             if not (permission := exchange.may_pull(worker.index)).is_granted:
                 self._wait_until(
-                    lambda: (
-                        self._is_called_off(worker) or exchange.may_pull(worker.index).is_granted
-                    ),
+                    lambda: self._is_called_off(worker) or not exchange.must_wait(worker.index),
                     f"worker:{worker.index} to be allowed to start: {permission.reason}",
                 )
                 self.check(worker)
@@ -321,13 +319,13 @@ class Driving(ClusterDriver):
         worker.dropped = ""
 
         def may_start(index: int) -> bool:
-            return exchange.may_pull(index).is_granted
+            return not exchange.must_wait(index)
 
         is_free = may_start(worker.index) or not exchange.is_member(worker.index)
         if is_free and not was_dropped:
             return False
-        waiting = self.session.dispatch.ledger.waiting_for()
-        if None not in waiting or worker.index in waiting:
+        ledger = self.session.dispatch.ledger
+        if not ledger.waits_for(None) or ledger.waits_for(worker.index):
             return False
         if was_dropped:  # rather than let this one come late again, an idle one makes it at once
             self._ring()
@@ -342,7 +340,7 @@ class Driving(ClusterDriver):
     def _is_anybody_free(self) -> bool:
         """Whether some worker may start now."""
         exchange = self.session.exchange
-        return any(exchange.may_pull(index).is_granted for index in self._workers)
+        return not all(exchange.must_wait(index) for index in self._workers)
 
     def _return_to_what_was_left(self) -> None:
         if self._has_left_work:

@@ -99,6 +99,15 @@ class Exchange:
         """Whether a worker may have to wait before it may pull."""
         return self._pace.holds_starts
 
+    @property
+    def barrier(self) -> Hashable:
+        """While this stays equal, workers that must wait have to; None: ask after each event."""
+        return self._pace.barrier
+
+    def must_wait(self, worker: int) -> bool:
+        """Whether `may_pull` refuses a worker."""
+        return self._pace.must_wait(worker)
+
     def is_member(self, worker: int) -> bool:
         """Whether others may have to wait for `worker`."""
         return worker in self._members

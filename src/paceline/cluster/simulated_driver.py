@@ -6,18 +6,14 @@ left to do before. The gradients are computed when their time is over, on the sn
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from paceline.cluster.driving import Driving
 from paceline.cluster.instructions import Interrupt
-from paceline.cluster.serving import soon
-from paceline.cluster.stage import Actor, Stage
-from paceline.errors import WaitTimeout
+from paceline.cluster.staged import Staged
 from paceline.program import context
 from paceline.program.handover import handover
 from paceline.virtual.clock import Clock
@@ -29,8 +25,10 @@ if TYPE_CHECKING:
     from paceline.cluster.exchange import Outcome
     from paceline.cluster.session import Session
     from paceline.cluster.simulated import Simulated
+    from paceline.cluster.stage import Actor
     from paceline.cluster.work import Work
     from paceline.cluster.worker import Worker
+    from paceline.pace import Pace
     from paceline.store.store import Push, Snapshot
     from paceline.virtual.faults import Loss
 
@@ -44,19 +42,11 @@ class _Lane:
 
         self.seconds = cluster.compute.sampler(generator(0), index, cluster.workers)
         self.lives = generator(1)
-        self.steps = 0
+        self.num_steps = 0
         self.has_stepped = False  # since its work began
 
 
-@dataclasses.dataclass(eq=False)
-class _Waiter:
-    """Somebody who stands still until something is so."""
-
-    actor: Actor
-    is_met: Callable[[], bool]
-
-
-class SimulatedDriver(Driving):
+class SimulatedDriver(Staged):
     """Lets events happen in the order of virtual time, whenever the coordinator waits.
 
     Args:
@@ -69,14 +59,14 @@ class SimulatedDriver(Driving):
     def __init__(self, cluster: Simulated, session: Session) -> None:
         self.clock = Clock()
         super().__init__(cluster, session)
-        self._stage = Stage(cluster.deadline)
         self._pulls = Links(cluster.network, cluster.servers)
         self._pushes = Links(cluster.network, cluster.servers)
         self._lanes = [_Lane(cluster, index) for index in range(cluster.workers)]
         self._losses = cluster.faults.in_steps()
-        self._idle: dict[Worker, None] = {}
+        self._idle: dict[Worker, None] = {}  # those that look for work when the bell rings
+        self._parked: dict[Worker, None] = {}  # idle ones that may not start before `_barrier` goes
+        self._barrier: Any = None
         self._asleep: dict[Worker, tuple[Actor, object]] = {}
-        self._waiting: list[_Waiter] = []
         self._has_rung = False
         self._num_background = 0  # events that come whether or not there is anything to do
         for loss in cluster.faults.at_times():
@@ -90,34 +80,38 @@ class SimulatedDriver(Driving):
     def now(self) -> float:
         return self.clock.now
 
-    def is_done(self) -> bool:
-        self._happen()  # a program that asks again and again waits
-        return super().is_done()
+    def submit(
+        self, call: Callable[[Any], Any], name: str, *, worker: int | None = None, **options: Any
+    ) -> Work:
+        if worker is not None:  # what only one may do it does whatever its pace
+            with handover:
+                self._unpark()
+        return super().submit(call, name, worker=worker, **options)
 
-    def let_go_on(self, is_met: Callable[[], bool]) -> bool:
+    def set_pace(self, pace: Pace) -> None:
         with handover:
-            self._wait_until(is_met, "what somebody waits for outside")
-        return True
+            self._unpark()
+            super().set_pace(pace)
 
-    def stop(self) -> None:
-        super().stop()
-        soon(self._stage.close)  # this may be a finalizer, and whoever stands still takes locks
+    def release(self) -> None:
+        with handover:
+            self._unpark()
+            super().release()
+
+    def _close(self) -> None:
+        self._unpark()
+        super()._close()
 
     # For workers ----------------------------------------------------------------------------------
 
     def pull(self, worker: Worker, keys: Sequence[Any], keeps_pace: bool) -> Snapshot:
         """A snapshot; when it returns, the time for computing on it has passed."""
-        lane, latency = self._lanes[worker.index], self._cluster.network.latency
+        latency = self._cluster.network.latency
         if latency:
             self._sleep(worker, self.now() + latency)
         snapshot = super().pull(worker, keys, keeps_pace)
         traffic = worker.step.traffic if worker.step is not None else None
-        arrived = self._pulls.send(self.now(), traffic.pulled if traffic else ())
-        seconds = self._draw(lane)
-        loss = self._losses.pop((worker.index, lane.steps - 1), None)
-        if loss is not None:
-            self.clock.at(arrived + seconds / 2, self._lose, loss)
-        self._sleep(worker, arrived + seconds)
+        self._compute(worker, self._pulls.send(self.now(), traffic.pulled if traffic else ()))
         return snapshot
 
     def push(self, worker: Worker, push: Push, keeps_pace: bool) -> Outcome:
@@ -134,22 +128,26 @@ class SimulatedDriver(Driving):
     def apply(self, worker: Worker, update: Callable[[], Any], is_whole: bool) -> Any:
         """Carries out an update of code that is not compiled, after the time of a step."""
         asked_at = self.now()
-        self._sleep(worker, asked_at + self._draw(self._lanes[worker.index]))
+        self._compute(worker, asked_at)
         return self._apply(worker, update, is_whole, asked_at)
 
     def _spend(self, worker: Worker) -> None:
-        lane = self._lanes[worker.index]
-        if not lane.has_stepped:
-            self._sleep(worker, self.now() + self._draw(lane))
+        if not self._lanes[worker.index].has_stepped:
+            self._compute(worker, self.now())
 
-    def _draw(self, lane: _Lane) -> float:
-        lane.steps += 1
+    def _compute(self, worker: Worker, since: float) -> None:
+        """Lets the time of a step pass."""
+        lane = self._lanes[worker.index]
+        seconds, loss = lane.seconds(), self._losses.pop((worker.index, lane.num_steps), None)
+        lane.num_steps += 1
         lane.has_stepped = True
-        return lane.seconds()
+        if loss is not None:
+            self.clock.at(since + seconds / 2, self._lose, loss, worker)
+        self._sleep(worker, since + seconds)
 
     def _sleep(self, worker: Worker, until: float) -> None:
         """Stands still until a time, or until what the worker runs is called off."""
-        actor, token = self._stage.playing, object()
+        actor, token = self._stage.here, object()
         if actor is None:
             raise RuntimeError("only a worker's code spends virtual time")
         self._asleep[worker] = actor, token
@@ -186,14 +184,52 @@ class SimulatedDriver(Driving):
     def _offer(self) -> None:
         """Lets idle workers look for work, those first that have been idle longest."""
         self._has_rung = False
-        for worker in list(self._idle):
-            with handover:
-                is_here = self.worker(worker.index, worker.incarnation) is worker
-                work = self.take(worker) if is_here and not self._is_over else None
+        if self._parked and self.session.exchange.barrier != self._barrier:
+            self._unpark()
+        try:
+            for worker in list(self._idle):
+                self._look(worker)
+        except BaseException:  # such as an interrupt: the others look when time goes on
+            self._ring()
+            raise
+
+    def _look(self, worker: Worker) -> None:
+        with handover:
+            is_here = self.worker(worker.index, worker.incarnation) is worker
+            had_left, work = self._has_left_work, None
+            if is_here and not self._is_over:
+                work = self.take(worker)
             if work is not None or not is_here:
                 del self._idle[worker]
-            if work is not None:
-                self._stage.play(lambda w=worker, k=work: self._serve(w, k), work)
+            elif self._park(worker):
+                self._has_left_work = had_left
+        if work is not None:
+            self._stage.play(lambda: self._serve(worker, work), work)
+
+    def _park(self, worker: Worker) -> bool:
+        """Has an idle worker look again only when its pace may have changed its mind."""
+        exchange = self.session.exchange
+        barrier = exchange.barrier
+        is_held = exchange.is_member(worker.index) and exchange.must_wait(worker.index)
+        if not is_held or barrier is None:
+            return False
+        if barrier != self._barrier:
+            self._unpark()
+            self._barrier = barrier
+        del self._idle[worker]
+        self._parked[worker] = None
+        return True
+
+    def _unpark(self) -> None:
+        if self._parked:
+            self._idle = {**self._parked, **self._idle}
+            self._parked = {}
+            self._ring()
+
+    def _return_to_what_was_left(self) -> None:
+        super()._return_to_what_was_left()
+        if self._parked and self.session.exchange.barrier != self._barrier:
+            self._ring()
 
     def _serve(self, worker: Worker, work: Work | None) -> None:
         """Runs work until there is none; called by an actor."""
@@ -201,10 +237,11 @@ class SimulatedDriver(Driving):
             while work is not None:
                 self._lanes[worker.index].has_stepped = False
                 work = self.run(worker, work)
-        if self._workers.get(worker.index) is worker:
-            self._idle[worker] = None
-            if self._has_left_work:
-                self._ring()
+        with handover:
+            if self._workers.get(worker.index) is worker:
+                self._idle[worker] = None
+                if self._has_left_work and not self._park(worker):
+                    self._return_to_what_was_left()
 
     def _is_anybody_free(self) -> bool:
         # When no live member computes, at least one of them may start: so says every pace.
@@ -213,6 +250,7 @@ class SimulatedDriver(Driving):
     def _take_away(self, worker: Worker, instructions: Sequence[Any]) -> None:
         super()._take_away(worker, instructions)
         self._idle.pop(worker, None)
+        self._parked.pop(worker, None)
         self.clock.at(self.now(), self._rouse, worker)
 
     def _carry_out(self, instructions: Sequence[Any]) -> None:
@@ -223,12 +261,12 @@ class SimulatedDriver(Driving):
 
     # Faults ---------------------------------------------------------------------------------------
 
-    def _lose(self, loss: Loss) -> None:
+    def _lose(self, loss: Loss, who: Worker | None = None) -> None:
         if loss.is_server:
             self.lose_server(loss.index, "was lost, as planned")
             return
         worker = self._workers.get(loss.index)
-        if worker is not None:
+        if worker is not None and who in (None, worker):
             self._lose_worker(worker, "was lost, as planned", loss.back_after)
 
     def _preempt(self, worker: Worker, back_after: float | None) -> None:
@@ -251,48 +289,19 @@ class SimulatedDriver(Driving):
             self._absent.discard(index)
             self._bring_back(index)
 
-    # Waiting --------------------------------------------------------------------------------------
+    # What comes next ------------------------------------------------------------------------------
 
-    def _wait_until(self, is_met: Callable[[], bool], what: str) -> None:
-        if is_met():
-            return
-        actor = self._stage.playing
-        if actor is not None:
-            self._waiting.append(_Waiter(actor, is_met))
-            self._unlocked(self._stage.stand_still)
-            return
-        while not is_met():
-            self._carry_out(self.session.dispatch.expire(self.now()))
-            if not self._unlocked(self._happen):
-                absent = [f"worker:{index}" for index in sorted(self._absent)]
-                gone = f", without {', '.join(absent)}" if absent else ""
-                raise WaitTimeout(
-                    "What is waited for comes in virtual time, or never. Received: a wait for "
-                    f"{what} at {self.now():g} virtual s, when nothing more is to come{gone}; "
-                    f"{self.session.dispatch.explain(self.now())}."
-                )
-
-    def _unlocked(self, act: Callable[[], Any]) -> Any:
-        """Calls `act` without the lock, which is held once."""
-        handover.release()
-        try:
-            return act()
-        finally:
-            handover.acquire()
-
-    def _happen(self) -> bool:
-        """Lets the next thing happen: somebody's wait is over, or an event comes.
-
-        Returns:
-            Whether anything did.
-        """
-        for waiter in self._waiting:
-            with handover:
-                is_met = waiter.is_met()
-            if is_met:
-                self._waiting.remove(waiter)
-                self._stage.go_on(waiter.actor, "a worker that waits")
-                return True
-        if len(self.clock) <= self._num_background and not self._asleep:
+    def _next_event(self) -> bool:
+        due = self.session.dispatch.ledger.next_deadline()
+        if due is not None and due < self.clock.next_time:
+            self._num_background += 1
+            self.clock.at(due, self._take_back)
+        if due is None and not self._asleep and len(self.clock) <= self._num_background:
             return False
         return self.clock.step()
+
+    def _take_back(self) -> None:
+        """Takes back what somebody has had for too long."""
+        self._num_background -= 1
+        with handover:
+            self._carry_out(self.session.dispatch.expire(self.now()))

@@ -6,6 +6,8 @@ still in the midst of a step, as a coroutine does, without being written as one.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import threading
 from typing import TYPE_CHECKING
 
@@ -15,54 +17,83 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+@dataclasses.dataclass
+class _Wings:
+    """All that an idle thread knows of its stage, and so keeps alive.
+
+    Attributes:
+        playing: who has the stage; None: whoever calls the actors.
+        returned: released when an actor gives the stage back.
+        idle: actors without a part, the last one to be used again first.
+        is_over: whether the stage was closed.
+    """
+
+    playing: Actor | None = None
+    returned: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    idle: list[Actor] = dataclasses.field(default_factory=list)
+    is_over: bool = False
+
+
 class Actor:
     """A thread that plays when it is called, and waits in between. Made by a `Stage`."""
 
-    def __init__(self, stage: Stage, number: int) -> None:
+    def __init__(self, wings: _Wings, number: int) -> None:
         self.part: Callable[[], None] | None = None
+        self.what: object = None
         self.go = threading.Lock()
         self.go.acquire()
-        threading.Thread(
+        self._thread = threading.Thread(
             target=_play,
-            args=(self, stage.returned, stage.idle),
+            args=(self, wings),
             name=f"paceline simulated worker {number}",
             daemon=True,  # a worker's endless function must not hold up the exit
-        ).start()
+        )
+        self._thread.start()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this very thread is the actor's."""
+        return self._thread.ident == threading.get_ident()
 
 
 class Stage:
     """Gives one thread after the other the right to run.
 
     Args:
-        deadline: real seconds that an actor may play before it lets others go on.
-
-    Attributes:
-        playing: who has the stage; None: the thread that calls the actors.
-        returned: released when an actor gives the stage back.
-        idle: actors without a part, the last one to be used again first.
+        deadline: real seconds that an actor may play before whoever called it is told.
     """
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
         self._count = 0
-        self._is_over = False
-        self._standing: set[Actor] = set()
-        self.playing: Actor | None = None
-        self.idle: list[Actor] = []
-        self.returned = threading.Lock()
-        self.returned.acquire()
+        self._standing: dict[Actor, None] = {}
+        self._is_out = False  # whether somebody was called who has not returned
+        self._wings = _Wings()
+        self._wings.returned.acquire()
+
+    @property
+    def playing(self) -> Actor | None:
+        """Who has the stage; None: nobody."""
+        return self._wings.playing
+
+    @property
+    def here(self) -> Actor | None:
+        """The actor that has the stage, if this is its thread."""
+        actor = self._wings.playing
+        return actor if actor is not None and actor.is_here else None
 
     def play(self, part: Callable[[], None], what: object) -> None:
         """Has an actor call `part`; returns when it has ended or stands still.
 
         Raises:
-            WaitTimeout: it did neither within the deadline.
+            WaitTimeout: it did neither within the deadline; see `settle`.
         """
-        if self.idle:
-            actor = self.idle.pop()
+        idle = self._wings.idle
+        if idle:
+            actor = idle.pop()
         else:
             self._count += 1
-            actor = Actor(self, self._count)
+            actor = Actor(self._wings, self._count)
         actor.part = part
         self.go_on(actor, what)
 
@@ -70,29 +101,41 @@ class Stage:
         """Lets an actor that stands still go on; returns when it has ended or stands still again.
 
         Raises:
-            WaitTimeout: it did neither within the deadline.
+            WaitTimeout: it did neither within the deadline; see `settle`.
         """
-        self._standing.discard(actor)
-        self.playing = actor
+        self._standing.pop(actor, None)
+        actor.what = what
+        self._wings.playing = actor
+        self._is_out = True
         actor.go.release()
-        interrupt: KeyboardInterrupt | None = None
+        self.settle()
+
+    def settle(self) -> None:
+        """Returns when nobody plays: at once, or when who did has ended or stands still.
+
+        Raises:
+            WaitTimeout: it did neither within the deadline. It goes on, and nobody else may until
+                it is done: this is called again before anything else.
+        """
+        if not self._is_out:
+            return
+        actor, interrupt = self._wings.playing, None
         while True:
             try:
-                is_back = self.returned.acquire(timeout=self._deadline)
+                self._is_out = not self._wings.returned.acquire(timeout=self._deadline)
                 break
             except KeyboardInterrupt as error:  # the actor goes on: wait until it stands still
                 if interrupt is not None:
                     raise
                 interrupt = error
-        self.playing = None
-        if not is_back:
-            raise WaitTimeout(
-                f"A worker's code runs {self._deadline:g} s of real time at most before it pulls, "
-                f"pushes or ends. Received: {what!r}, which goes on. If it may take so long, make "
-                "the cluster with a longer deadline."
-            )
         if interrupt is not None:
             raise interrupt
+        if self._is_out:
+            raise WaitTimeout(
+                f"A worker's code runs {self._deadline:g} s of real time at most before it pulls, "
+                f"pushes or ends. Received: {getattr(actor, 'what', None)!r}, which goes on. If it "
+                "may take so long, make the cluster with a longer deadline."
+            )
 
     def stand_still(self) -> None:
         """Called by the actor that plays: waits until it may go on.
@@ -100,28 +143,43 @@ class Stage:
         Raises:
             Cancelled: the stage was closed meanwhile.
         """
-        actor = self.playing
+        actor = self.here
         if actor is None:
             raise RuntimeError("only an actor stands still")
-        self._standing.add(actor)
-        self.returned.release()
-        actor.go.acquire()
-        if self._is_over:
+        if not self._wings.is_over:
+            self._standing[actor] = None
+            self._wings.playing = None
+            self._wings.returned.release()
+            actor.go.acquire()
+        if self._wings.is_over:
             raise Cancelled("The strategy was stopped while its workers stood still.")
 
+    def dismiss(self) -> bool:
+        """Ends the play: the next one of those that stand still gets an error to let pass.
+
+        Returns:
+            Whether there was one. Until then this is called again, before `close`.
+        """
+        self._wings.is_over = True
+        self.settle()
+        if not self._standing:
+            return False
+        self.go_on(next(iter(self._standing)), "a worker that was told to end")
+        return True
+
     def close(self) -> None:
-        """Ends all threads; those that stand still get an error to let pass."""
-        self._is_over = True
-        idle, self.idle[:] = list(self.idle), []
-        standing, self._standing = self._standing, set()
-        for actor in idle:
-            actor.part = None
-            actor.go.release()
-        for actor in standing:
-            actor.go.release()
+        """Ends the play: idle threads now, and whoever still plays by himself."""
+        self._wings.is_over = True
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Ends the threads that do nothing; who plays later gets another one."""
+        idle = self._wings.idle
+        while idle:
+            idle.pop().go.release()  # without a part
 
 
-def _play(actor: Actor, returned: threading.Lock, idle: list[Actor]) -> None:
+def _play(actor: Actor, wings: _Wings) -> None:
     """The thread of an actor; while it has no part it keeps nothing of the stage's owner."""
     while True:
         actor.go.acquire()
@@ -130,5 +188,12 @@ def _play(actor: Actor, returned: threading.Lock, idle: list[Actor]) -> None:
             return
         part()
         del part
-        idle.append(actor)
-        returned.release()
+        wings.idle.append(actor)
+        is_over = wings.is_over
+        if is_over:  # or nobody would end this thread
+            with contextlib.suppress(ValueError):
+                wings.idle.remove(actor)
+        actor.what = wings.playing = None
+        wings.returned.release()
+        if is_over:
+            return

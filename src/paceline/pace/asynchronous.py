@@ -53,6 +53,9 @@ class AsynchronousMachine(PaceMachine):
         super().__init__()
         self._max_staleness = max_staleness
 
+    def _must_wait(self, worker: int) -> bool:
+        return False
+
     def _why_wait(self, worker: int) -> str:
         return ""
 
@@ -63,6 +66,9 @@ class AsynchronousMachine(PaceMachine):
             f"Worker {worker} pushed with staleness {staleness}, above the largest allowed, "
             f"{self._max_staleness}."
         )
+
+    def _must_hold(self) -> bool:
+        return False
 
     def _why_hold(self) -> str:
         return ""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from paceline.errors import InvalidArgument
 from paceline.pace.members import Members
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class PaceMachine(abc.ABC):
     - When no live member computes, at least one of them may start: nobody waits forever.
     - A push never waits, and only live members are waited for.
 
-    A policy answers the four questions at the end of this class, each with a sentence or nothing.
+    A policy answers the questions at the end of this class, and says why in a sentence.
 
     Attributes:
         holds_starts: whether `may_start` ever refuses a live member.
@@ -130,8 +133,21 @@ class PaceMachine(abc.ABC):
 
     def may_start(self, worker: int) -> Permission:
         """Returns whether a worker may pull now. Changes nothing."""
-        reason = self._members.why_absent(worker) or self._why_wait(worker)
-        return Permission(False, reason) if reason else _GRANTED
+        if not self.must_wait(worker):
+            return _GRANTED
+        return Permission(False, self._members.why_absent(worker) or self._why_wait(worker))
+
+    def must_wait(self, worker: int) -> bool:
+        """Whether `may_start` refuses a worker; finds it out in no time, and does not say why."""
+        return worker not in self._members.live or self._must_wait(worker)
+
+    @property
+    def barrier(self) -> Hashable:
+        """What the permission of live members depends on.
+
+        While it stays equal, who had to wait has to wait. None: ask after each event.
+        """
+        return None
 
     def started(self, worker: int, version: int) -> None:
         """Notes that a worker with permission to start has pulled `version`."""
@@ -160,10 +176,10 @@ class PaceMachine(abc.ABC):
         if reason:
             return [Drop(ticket, reason)]
         self._members.tick(worker)
-        self._held.append(ticket)
-        self._givers.add(worker)
-        reason = self._why_hold()
-        return [Hold(ticket, reason)] if reason else [self._apply(self._why_apply())]
+        self._gather(worker, ticket)
+        if self._must_hold():
+            return [Hold(ticket, self._why_hold())]
+        return [self._apply(self._why_apply())]
 
     def close(self) -> list[Decision]:
         """Applies what is held as a last, smaller group: the data ends, or the pace changes.
@@ -176,9 +192,13 @@ class PaceMachine(abc.ABC):
         return [self._apply(f"Update {self._round} is closed early, with what was held.")]
 
     def _settle(self) -> list[Decision]:
-        if not self._held or self._why_hold():
+        if not self._held or self._must_hold():
             return []
         return [self._apply(self._why_apply())]
+
+    def _gather(self, worker: int, ticket: int) -> None:
+        self._held.append(ticket)
+        self._givers.add(worker)
 
     def _apply(self, reason: str) -> Apply:
         decision = Apply(tuple(self._held), reason)
@@ -188,8 +208,12 @@ class PaceMachine(abc.ABC):
         return decision
 
     @abc.abstractmethod
+    def _must_wait(self, worker: int) -> bool:
+        """Returns whether a live member may not start yet."""
+
+    @abc.abstractmethod
     def _why_wait(self, worker: int) -> str:
-        """Returns what a live member waits for before it may start; empty: nothing."""
+        """Returns what a live member that may not start waits for."""
 
     @abc.abstractmethod
     def _why_drop(self, worker: int, pulled_in: int | None, staleness: int) -> str:
@@ -199,8 +223,12 @@ class PaceMachine(abc.ABC):
         """
 
     @abc.abstractmethod
+    def _must_hold(self) -> bool:
+        """Returns whether the gathered pushes wait for more."""
+
+    @abc.abstractmethod
     def _why_hold(self) -> str:
-        """Returns what the gathered pushes wait for; empty: they make an update."""
+        """Returns what the gathered pushes wait for."""
 
     @abc.abstractmethod
     def _why_apply(self) -> str:

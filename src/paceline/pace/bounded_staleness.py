@@ -58,12 +58,17 @@ class BoundedStalenessMachine(PaceMachine):
         super().__init__()
         self._bound = bound
 
+    @property
+    def barrier(self) -> int:
+        return self._members.slowest_clock
+
+    def _must_wait(self, worker: int) -> bool:
+        return self._members.slowest_clock < self._members.live[worker] - self._bound
+
     def _why_wait(self, worker: int) -> str:
         clocks = self._members.live
         first = clocks[worker] - self._bound
-        if self._members.slowest_clock >= first:
-            return ""
-        behind = name_workers(other for other, clock in clocks.items() if clock < first)
+        behind = name_workers([other for other, clock in clocks.items() if clock < first])
         return (
             f"Worker {worker} has finished clock {clocks[worker]} and may be at most "
             f"{self._bound} ahead: it waits for {behind} to finish clock {first}."
@@ -71,6 +76,9 @@ class BoundedStalenessMachine(PaceMachine):
 
     def _why_drop(self, worker: int, pulled_in: int | None, staleness: int) -> str:
         return ""
+
+    def _must_hold(self) -> bool:
+        return False
 
     def _why_hold(self) -> str:
         return ""

@@ -51,16 +51,20 @@ class SoftsyncMachine(PaceMachine):
         super().__init__()
         self._pushes = pushes
 
+    def _must_wait(self, worker: int) -> bool:
+        return False
+
     def _why_wait(self, worker: int) -> str:
         return ""
 
     def _why_drop(self, worker: int, pulled_in: int | None, staleness: int) -> str:
         return ""
 
-    def _why_hold(self) -> str:
+    def _must_hold(self) -> bool:
         # Without a live member nobody would ever fill the group.
-        if len(self._held) >= self._pushes or not self._members.live:
-            return ""
+        return len(self._held) < self._pushes and bool(self._members.live)
+
+    def _why_hold(self) -> str:
         return f"{self._count()}."
 
     def _why_apply(self) -> str:

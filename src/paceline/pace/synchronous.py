@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from paceline.pace.base import Pace, PaceMachine, check_count
 from paceline.pace.members import name_workers
+
+if TYPE_CHECKING:
+    from paceline.pace.base import Apply, Decision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +60,40 @@ class SynchronousMachine(PaceMachine):
     def __init__(self, backups: int) -> None:
         super().__init__()
         self._backups = backups
+        # The live members that have not pushed in this round. Counting pushes instead would let the
+        # push of a worker that left stand in for one that is still to come.
+        self._missing: dict[int, None] = {}
+
+    @property
+    def barrier(self) -> int:
+        return self._round
+
+    def join(self, worker: int) -> None:
+        super().join(worker)
+        if worker not in self._givers:
+            self._missing[worker] = None
+
+    def leave(self, worker: int) -> list[Decision]:
+        self._missing.pop(worker, None)
+        return super().leave(worker)
+
+    def finish(self, worker: int) -> list[Decision]:
+        self._missing.pop(worker, None)
+        return super().finish(worker)
+
+    def _gather(self, worker: int, ticket: int) -> None:
+        super()._gather(worker, ticket)
+        self._missing.pop(worker, None)
+
+    def _apply(self, reason: str) -> Apply:
+        decision = super()._apply(reason)
+        self._missing = dict.fromkeys(self._members.live)
+        return decision
+
+    def _must_wait(self, worker: int) -> bool:
+        return worker in self._givers
 
     def _why_wait(self, worker: int) -> str:
-        if worker not in self._givers:
-            return ""
         return f"Worker {worker} has pushed. {self._why_hold()}"
 
     def _why_drop(self, worker: int, pulled_in: int | None, staleness: int) -> str:
@@ -74,19 +108,13 @@ class SynchronousMachine(PaceMachine):
             return f"Worker {worker} has already pushed in round {self._round}."
         return ""
 
+    def _must_hold(self) -> bool:
+        return len(self._missing) > self._backups
+
     def _why_hold(self) -> str:
-        missing = self._missing()
-        if len(missing) <= self._backups:
-            return ""
         spared = f", of which it can spare {self._backups}" if self._backups else ""
-        return f"Round {self._round} waits for {name_workers(missing)}{spared}."
+        return f"Round {self._round} waits for {name_workers(self._missing)}{spared}."
 
     def _why_apply(self) -> str:
-        missing = self._missing()
-        without = f", without {name_workers(missing)}" if missing else ""
+        without = f", without {name_workers(self._missing)}" if self._missing else ""
         return f"Round {self._round} closes with {name_workers(self._givers)}{without}."
-
-    def _missing(self) -> set[int]:
-        # Counting pushes instead would let the push of a worker that left stand in for one that
-        # is still to come.
-        return self._members.live.keys() - self._givers

@@ -87,6 +87,10 @@ class LeaseQueue:
         queues = {None: self._shared, **self._private}
         return {worker: len(queue) for worker, queue in queues.items() if queue}
 
+    def has_any(self, worker: int | None) -> bool:
+        """Whether any wait for a worker only; None: for any worker."""
+        return bool(self._shared if worker is None else self._private.get(worker))
+
     def __iter__(self) -> Iterator[Lease]:
         yield from self._shared
         for queue in self._private.values():

@@ -245,8 +245,10 @@ class Ledger:
         """The earliest time at which `expire` would take something back; None: never."""
         if self.deadline_s is None:
             return None
-        starts = [since for _, since in self.holders().values()]
-        return min(starts) + self.deadline_s if starts else None
+        for lease in self._held.values():  # the oldest first
+            if lease.worker is not None and not lease.is_pushed:
+                return lease.since + self.deadline_s
+        return None
 
     def incarnation(self, worker: int) -> int:
         """The incarnation of the worker that may take leases: one more after each loss."""
@@ -263,6 +265,10 @@ class Ledger:
     def waiting_for(self) -> dict[int | None, int]:
         """How many leases wait for which worker; None: for any."""
         return self._queue.sizes()
+
+    def waits_for(self, worker: int | None) -> bool:
+        """Whether a lease waits for this worker only; None: for any worker."""
+        return self._queue.has_any(worker)
 
     def attempts(self, lease_id: int) -> int:
         """How often a lease that has not ended was given to a worker.

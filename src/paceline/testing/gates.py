@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import WaitTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DEADLINE_S = 60.0
 
@@ -24,14 +30,17 @@ class Gate:
     Args:
         name: for messages.
         holds: how many visitors it holds, the first ones; None: all.
+        driver: the driver whose workers pass it, such as `strategy.driver`. Where time is virtual
+            it has to be given: there nothing goes on unless somebody waits for it in the driver.
 
     Attributes:
         visitors: what the visitors said they were, in the order in which they came.
     """
 
-    def __init__(self, name: str = "gate", *, holds: int | None = None) -> None:
+    def __init__(self, name: str = "gate", *, holds: int | None = None, driver: Any = None) -> None:
         self.name = name
         self.visitors: list[object] = []
+        self._driver = driver
         self._holds = holds
         self._free = 0  # how many of those that are held may pass
         self._is_open = False
@@ -51,8 +60,7 @@ class Gate:
             place = len(self.visitors)
             self.visitors.append(visitor)
             self._changed.notify_all()
-            if self._holds is not None and place >= self._holds:
-                return
+        if self._holds is None or place < self._holds:
             self._await(lambda: self._is_open or place < self._free, "to be opened")
 
     def await_visitors(self, count: int = 1) -> None:
@@ -61,8 +69,7 @@ class Gate:
         Raises:
             TimeoutError: fewer came.
         """
-        with self._changed:
-            self._await(lambda: len(self.visitors) >= count, f"{count} visitors")
+        self._await(lambda: len(self.visitors) >= count, f"{count} visitors")
 
     def let(self, count: int = 1) -> None:
         """Lets the next `count` visitors pass, in the order in which they come."""
@@ -82,12 +89,20 @@ class Gate:
     def __exit__(self, *error: object) -> None:
         self.open()
 
-    def _await(self, is_met: object, what: str) -> None:
-        if not self._changed.wait_for(is_met, DEADLINE_S):  # pyright: ignore[reportArgumentType]
-            raise TimeoutError(
-                f"A gate is passed within {DEADLINE_S:g} s. Received: {self.name!r}, which still "
-                f"waits for {what} after these visitors: {self.visitors}."
-            )
+    def _await(self, is_met: Callable[[], bool], what: str) -> None:
+        cause: WaitTimeout | None = None
+        try:
+            if self._driver is not None and self._driver.let_go_on(is_met):
+                return
+            with self._changed:
+                if self._changed.wait_for(is_met, DEADLINE_S):
+                    return
+        except WaitTimeout as error:
+            cause = error
+        raise TimeoutError(
+            f"A gate is passed within {DEADLINE_S:g} s. Received: {self.name!r}, which still waits "
+            f"for {what} after these visitors: {self.visitors}."
+        ) from cause
 
     def __repr__(self) -> str:
         state = "open" if self._is_open else "closed"

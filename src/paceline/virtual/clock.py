@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,16 +23,20 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
-        self._count = 0
+        self._count = itertools.count()  # several threads may set events
 
     def __len__(self) -> int:
         """How many events are still to come."""
         return len(self._events)
 
+    @property
+    def next_time(self) -> float:
+        """When the next event comes; infinite where there is none."""
+        return self._events[0][0] if self._events else math.inf
+
     def at(self, time: float, act: Callable[..., Any], *args: Any) -> None:
         """Sets an event: `act(*args)` is called at `time`, or now where that has passed."""
-        self._count += 1
-        heapq.heappush(self._events, (time, self._count, act, args))
+        heapq.heappush(self._events, (time, next(self._count), act, args))
 
     def step(self) -> bool:
         """Lets the next event happen; returns False where there is none."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.exchange import Exchange
 from paceline.cluster.session import Session
+from paceline.errors import WaitTimeout
 from paceline.pace import Asynchronous
 from paceline.store.rules import Plain
 from paceline.store.store import AssignAdd, Push, Store
@@ -87,7 +88,7 @@ class Lab:
 
     def gate(self, name: str = "gate", *, holds: int | None = None) -> Gate:
         """A gate that is open when the lab is left."""
-        gate = Gate(name, holds=holds)
+        gate = Gate(name, holds=holds, driver=self.driver)
         self._gates.append(gate)
         return gate
 
@@ -131,9 +132,16 @@ class Lab:
         Raises:
             AssertionError: it is not so after a minute.
         """
-        with self._logged:
-            if not self._logged.wait_for(is_met, DEADLINE_S):
-                raise AssertionError(f"Expected: {what}. In {DEADLINE_S:g} s there was: {self.log}")
+        cause: WaitTimeout | None = None
+        try:
+            if self.driver.let_go_on(is_met):
+                return
+            with self._logged:
+                if self._logged.wait_for(is_met, DEADLINE_S):
+                    return
+        except WaitTimeout as error:
+            cause = error
+        raise AssertionError(f"Expected: {what}. There was: {self.log}") from cause
 
     def count(self, event: str, worker: int | None = None) -> int:
         """How often the log has an event."""
@@ -149,6 +157,8 @@ class Lab:
         Raises:
             AssertionError: some go on.
         """
+        if self.driver is not None:
+            self.driver.let_go_on(lambda: self.session.dispatch.is_idle)
         last = time.monotonic() + DEADLINE_S
         while (left := self.new_threads()) and time.monotonic() < last:
             gc.collect()  # a thread may have held what was dropped when the last one ran
