@@ -28,7 +28,8 @@ class Loss:
         back_after: seconds until it is back; None: never. A server that is lost stays away.
 
     Raises:
-        InvalidArgument: an unknown task; not exactly one of `at` and `step`; a negative number.
+        InvalidArgument: an unknown task; not exactly one of `at` and `step`; a number that is
+            negative or infinite.
     """
 
     task: str
@@ -37,7 +38,7 @@ class Loss:
     back_after: float | None = None
 
     def __post_init__(self) -> None:
-        if _TASK.fullmatch(self.task) is None:
+        if not isinstance(self.task, str) or _TASK.fullmatch(self.task) is None:
             raise InvalidArgument(
                 f'A task is called like "worker:3" or "ps:0". Received: task={self.task!r}.'
             )
@@ -46,7 +47,8 @@ class Loss:
                 "A worker is lost `at` a time or in a `step`, a server `at` a time. Received: "
                 f"{self!r}."
             )
-        if min(self.at or 0, self.step or 0, self.back_after or 0) < 0:
+        numbers = [n for n in (self.at, self.step, self.back_after) if n is not None]
+        if not all(0 <= number < math.inf for number in numbers):
             raise InvalidArgument(f"Times and steps are not negative. Received: {self!r}.")
 
     @property
@@ -91,7 +93,7 @@ class FaultPlan:
         faults: losses and preemptions, in any order.
 
     Raises:
-        InvalidArgument: something else.
+        InvalidArgument: something else, or two losses of a worker in one step.
     """
 
     def __init__(self, faults: Sequence[Loss | Preemptions] | Loss | Preemptions = ()) -> None:
@@ -102,6 +104,13 @@ class FaultPlan:
                     f"A plan of faults holds `Loss` and `Preemptions`. Received: {fault!r}."
                 )
         self.losses = tuple(fault for fault in given if isinstance(fault, Loss))
+        steps = [(loss.task, loss.step) for loss in self.losses if loss.step is not None]
+        for address in steps:
+            if steps.count(address) > 1:
+                raise InvalidArgument(
+                    "A worker is lost once in a step, which it does not end. Received: two losses "
+                    f"of {address[0]!r} in step {address[1]}."
+                )
         self.preemptions = tuple(fault for fault in given if isinstance(fault, Preemptions))
 
     def check_tasks(self, workers: int, servers: int) -> None:

@@ -245,6 +245,7 @@ class Measured(Latency):
     seconds: tuple[float, ...] | str | Path
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_values", self._read())  # once, not for each worker
         values = self.values()
         if not len(values) or not (np.isfinite(values).all() and (values >= 0).all()):
             raise InvalidArgument(
@@ -254,6 +255,9 @@ class Measured(Latency):
 
     def values(self) -> np.ndarray:
         """The durations, in seconds."""
+        return self.__dict__["_values"]
+
+    def _read(self) -> np.ndarray:
         if isinstance(self.seconds, (str, Path)):
             try:
                 return np.atleast_1d(np.loadtxt(self.seconds, dtype=float, ndmin=1))
