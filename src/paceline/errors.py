@@ -124,5 +124,9 @@ class WorkerLost(Unavailable):
     """A worker is gone, and its work could not be moved to another one."""
 
 
+class ReplayError(PacelineError, RuntimeError):
+    """A recorded run cannot be run again: its trace is damaged, or the program is another one."""
+
+
 class CheckpointError(PacelineError, OSError):
     """A checkpoint is missing, damaged, or was written for something else."""

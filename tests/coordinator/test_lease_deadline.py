@@ -96,6 +96,17 @@ def test_a_worker_that_does_not_react_is_replaced(coordinate: Callable[..., Any]
         assert len(gate.visitors) >= 2
 
 
+def test_nothing_else_need_happen(coordinate: Callable[..., Any]) -> None:
+    """The program waits an hour for signs of life, and wakes when the lease is over."""
+    coordinator = coordinate(2, lease_deadline=0.5, deadline=3600.0, grace=3600.0)
+    with Gate(holds=1) as gate:
+        value = coordinator.schedule(held_first(gate))
+        gate.await_visitors(1)
+        coordinator.join()
+        slow: Any = gate.visitors[0]
+        assert value.fetch() == 1 - slow
+
+
 def test_what_may_not_run_twice_fails(coordinate: Callable[..., Any]) -> None:
     strategy = coordinate(2, lease_deadline=TINY, grace=0.001).strategy
     with Gate(holds=1) as gate:

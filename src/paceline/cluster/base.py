@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
 
     from paceline.cluster.session import Session
@@ -22,11 +23,13 @@ class Cluster(abc.ABC):
         workers: number of workers.
         servers: number of servers that variables are divided over.
         lease_deadline: seconds after which work is taken back from a worker; None: never.
+        record: path of a trace to write, for `Replay`; None: none.
     """
 
     workers: int
     servers: int
     lease_deadline: float | None = None
+    record: str | os.PathLike[str] | None = None
 
     @abc.abstractmethod
     def open(self, session: Session) -> ClusterDriver:

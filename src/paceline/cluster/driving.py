@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.base import ClusterDriver
 from paceline.cluster.instructions import Cancelled, Dropped, Failed, Interrupt, Requeued
+from paceline.cluster.trace import Kind, TraceWriter
 from paceline.cluster.work import Work
 from paceline.cluster.worker import Worker
 from paceline.errors import Cancelled as CancelledError
@@ -53,6 +54,11 @@ class Driving(ClusterDriver):
         self._has_left_work = False  # a worker that may not start yet left it to others
         self._called_off_at = 0.0
         self._lost_server = ""
+        self._num_works = 0
+        self.is_traced = self._cluster.record is not None  # whether workers mark what they do
+        self._recording: TraceWriter | None = None
+        if self._cluster.record is not None:
+            self._recording = TraceWriter(self._cluster.record, session.header(cluster))
 
     # How time passes, and how one waits: always called with the lock held ------------------------
 
@@ -79,6 +85,23 @@ class Driving(ClusterDriver):
     def _wake(self) -> None:
         """Has everybody who waits look again."""
 
+    def _at(self, kind: Kind, worker: Worker | None = None, work: Work | None = None) -> float:
+        """Called wherever the order of events matters, before what happens; returns the time."""
+        now = self.now()
+        if self._recording is not None:
+            self._note(kind, worker, work, self.session.exchange.store.version, now)
+        return now
+
+    def _note(
+        self, kind: Kind, worker: Worker | None, work: Work | None, version: int, now: float
+    ) -> None:
+        """Writes an event to the trace, if there is one."""
+        if self._recording is not None:
+            index, incarnation = (0, 0) if worker is None else (worker.index, worker.incarnation)
+            program, data = (0, 0) if worker is None else worker.take_marks()
+            number = -1 if work is None else work.number
+            self._recording.write(kind, index, incarnation, number, version, program, data, now)
+
     # For the coordinator ----------------------------------------------------------------------
 
     def submit(
@@ -100,6 +123,7 @@ class Driving(ClusterDriver):
                     f"The workers of this strategy were stopped. Received: {name} to run on them. "
                     "Make a new strategy."
                 )
+            self._at(Kind.SUBMIT)
             self._raise_error(is_waiting=True)
             if dispatch.is_full:
                 self._wait_until(lambda: not dispatch.is_full, "room in the queue")
@@ -110,6 +134,8 @@ class Driving(ClusterDriver):
                     "strategy and its variables again."
                 )
             self._open()
+            work.number = self._num_works
+            self._num_works += 1
             dispatch.submit(work, examples=examples, worker=worker, is_repeatable=is_repeatable)
             self._ring(for_one=worker is None and not self.session.exchange.holds_starts)
         return work
@@ -119,8 +145,9 @@ class Driving(ClusterDriver):
         with handover:
             if worker is not None and worker.driver is self:
                 self._rest(worker, work)
-            elif not work.has_ended:
-                if is_last:
+            else:
+                self._at(Kind.WAIT)
+                if is_last and not work.has_ended:
                     self._close()
                 self._wait_until(lambda: work.has_ended, repr(work))
         if work.error is not None:
@@ -129,31 +156,36 @@ class Driving(ClusterDriver):
 
     def wait_until(self, is_met: Callable[[], bool], what: str) -> None:
         with handover:
+            self._at(Kind.ROOM)
             self._wait_until(is_met, what)
 
     def join(self) -> None:
         with handover:
+            self._at(Kind.JOIN)
             self._close()
             dispatch = self.session.dispatch
             self._wait_until(lambda: dispatch.is_idle, "all scheduled work")
-            self.session.exchange.flush(self.now())
+            self.session.exchange.flush(self._at(Kind.FLUSH))
             self.session.vigil.forget()
             self._raise_error(is_waiting=False)
 
     def is_done(self) -> bool:
         with handover:
+            self._at(Kind.DONE)
             self._close()
             self._raise_error(is_waiting=True)
             return self.session.dispatch.is_idle
 
     def lose(self, worker: int, reason: str = "was lost") -> None:
         with handover:
+            self._at(Kind.LOSE)
             lost = self._workers.get(worker)
             if lost is not None:
                 self._replace(lost, self.session.dispatch.lost(worker, lost.incarnation, reason))
 
     def lose_server(self, server: int, reason: str = "was lost") -> None:
         with handover:
+            self._at(Kind.LOSE_SERVER)
             self._lost_server = self._lost_server or (
                 "Training needs all servers, and what one held is gone with it. Received: "
                 f"ps:{server} {reason}. Make the strategy and the model again and restore a "
@@ -163,11 +195,13 @@ class Driving(ClusterDriver):
 
     def set_pace(self, pace: Pace) -> None:
         with handover:
-            self.session.exchange.set_pace(pace, self.now())
-            self._note_progress(self.now())
+            now = self._at(Kind.PACE)
+            self.session.exchange.set_pace(pace, now)
+            self._note_progress(now)
 
     def release(self) -> None:
         with handover:
+            self._at(Kind.RELEASE)
             self._is_released = self._is_closing = True
             self._is_all_in = False
             self._ring()
@@ -184,8 +218,9 @@ class Driving(ClusterDriver):
     def pull(self, worker: Worker, keys: Sequence[Any], keeps_pace: bool) -> Snapshot:
         """A snapshot for `worker`, when its pace allows one."""
         with handover:
-            self.check(worker)
-            exchange, now = self.session.exchange, self.now()
+            now = self._at(Kind.PULL, worker)
+            self._check(worker)
+            exchange = self.session.exchange
             if not keeps_pace:
                 return exchange.store.pull(keys)
             exchange.ask(worker.index, now)
@@ -194,15 +229,16 @@ class Driving(ClusterDriver):
                     lambda: self._is_called_off(worker) or not exchange.must_wait(worker.index),
                     f"worker:{worker.index} to be allowed to start: {permission.reason}",
                 )
-                self.check(worker)
-                now = self.now()
+                now = self._at(Kind.PULLED, worker)
+                self._check(worker)
             return exchange.pull(worker.index, keys, now)
 
     def push(self, worker: Worker, push: Push, keeps_pace: bool) -> Outcome:
         """Hands over what `worker` has computed."""
         with handover:
-            self.check(worker)
-            exchange, now = self.session.exchange, self.now()
+            now = self._at(Kind.PUSH, worker)
+            self._check(worker)
+            exchange = self.session.exchange
             dispatch, work = self.session.dispatch, worker.work
             if work is not None and work.is_one_push:
                 is_ours = dispatch.pushed(worker.index, worker.incarnation, work)
@@ -215,13 +251,16 @@ class Driving(ClusterDriver):
 
     def apply(self, worker: Worker, update: Callable[[], Any], is_whole: bool) -> Any:
         """Carries out an update of code that is not compiled, as one unit."""
-        return self._apply(worker, update, is_whole, self.now())
+        with handover:
+            asked_at = self._at(Kind.ASK, worker)
+        return self._apply(worker, update, is_whole, asked_at)
 
     def _apply(
         self, worker: Worker, update: Callable[[], Any], is_whole: bool, asked_at: float
     ) -> Any:
         with handover:
-            self.check(worker)
+            self._at(Kind.APPLY, worker)
+            self._check(worker)
             exchange, version = self.session.exchange, self.session.exchange.store.version
             began, read = worker.since, worker.read_version
             if is_whole:
@@ -230,7 +269,7 @@ class Driving(ClusterDriver):
             if work is not None and work.is_one_push:
                 self.session.dispatch.pushed(worker.index, worker.incarnation, work)
             result = exchange.run(update, read)
-            now = self.now()
+            now = self._at(Kind.APPLIED, worker)
             exchange.note_run(worker.index, read, version, now - began, now)
             worker.since, worker.read_version = now, version + 1
             self._note_progress(now)
@@ -238,6 +277,11 @@ class Driving(ClusterDriver):
 
     def check(self, worker: Worker) -> None:
         """Raises if what `worker` runs was called off, or it was replaced."""
+        with handover:
+            self._at(Kind.TOUCH, worker)
+            self._check(worker)
+
+    def _check(self, worker: Worker) -> None:
         if worker.work is not None and self._is_called_off(worker):
             raise CancelledError(
                 f"What worker:{worker.index} runs was called off. Received: {worker.work!r}, which "
@@ -253,7 +297,19 @@ class Driving(ClusterDriver):
 
     def take(self, worker: Worker) -> Work | None:
         """The next work of `worker`, which is let go if it is to be; called with the lock held."""
-        exchange, now = self.session.exchange, self.now()
+        now = self.now()
+        if self._recording is None:
+            return self._find_work(worker, now)
+        before, version = self._standing_of(worker), self.session.exchange.store.version
+        work = self._find_work(worker, now)
+        if work is not None:
+            self._note(Kind.TAKE, worker, work, version, now)
+        elif self._standing_of(worker) != before:
+            self._note(Kind.LOOK, worker, None, version, now)
+        return work
+
+    def _find_work(self, worker: Worker, now: float) -> Work | None:
+        exchange = self.session.exchange
         if (worker.dropped or exchange.holds_starts) and self._is_for_others(worker, now):
             self._has_left_work = True
             return None
@@ -272,6 +328,12 @@ class Driving(ClusterDriver):
             self.session.dispatch.lost(worker.index, worker.incarnation, "was let go")
         return work
 
+    def _standing_of(self, worker: Worker) -> tuple[bool, ...]:
+        """What a look for work may change where there is none."""
+        exchange, index = self.session.exchange, worker.index
+        is_here = self._workers.get(index) is worker
+        return bool(worker.dropped), exchange.is_member(index), exchange.has_asked(index), is_here
+
     def run(self, worker: Worker, work: Work) -> Work | None:
         """Runs `work` on `worker`, in whose thread this is; returns its next work."""
         result, error = None, None
@@ -281,18 +343,24 @@ class Driving(ClusterDriver):
         except BaseException as raised:
             error = raised
         with handover:
-            self._report(worker, work, result, error)
+            self._report(worker, work, result, error, self._at(Kind.END, worker, work))
             error = None  # its traceback refers to this frame
             is_here = self.worker(worker.index, worker.incarnation) is worker
             # A second look for work would take what the first one left to others.
             if worker.dropped or self._is_over or not is_here:
                 return None
-            return self.take(worker)
+            return self._next(worker)
+
+    def _next(self, worker: Worker) -> Work | None:
+        """What a worker does next, when it has just reported."""
+        return self.take(worker)
 
     def _spend(self, worker: Worker) -> None:
         """Lets the time pass that work takes which has not made a step."""
 
-    def _report(self, worker: Worker, work: Work, result: Any, error: BaseException | None) -> None:
+    def _report(
+        self, worker: Worker, work: Work, result: Any, error: BaseException | None, now: float
+    ) -> None:
         dispatch, index, incarnation = self.session.dispatch, worker.index, worker.incarnation
         is_replaced = self._workers.get(index) is not worker
         if isinstance(error, WorkerLost) and not is_replaced:
@@ -307,7 +375,7 @@ class Driving(ClusterDriver):
         if self._interrupted.get(index) is work and not is_replaced:
             del self._interrupted[index]
         worker.end()
-        self._note_progress(self.now())
+        self._note_progress(now)
 
     def _is_for_others(self, worker: Worker, now: float) -> bool:
         """Whether the next work is left to a worker that may start before this one may.
@@ -347,6 +415,13 @@ class Driving(ClusterDriver):
             self._has_left_work = False
             self._ring()
 
+    def _expire(self, now: float) -> None:
+        """Takes back the leases whose deadline has passed."""
+        instructions = self.session.dispatch.expire(now)
+        if instructions:
+            self._at(Kind.EXPIRE)
+            self._carry_out(instructions)
+
     def _open(self) -> None:
         """Work has come: everybody takes part."""
         if self._is_all_in:
@@ -369,7 +444,8 @@ class Driving(ClusterDriver):
 
     def _rest(self, worker: Worker, work: Work) -> None:
         """Waits on the thread of a worker, for which nobody has to wait in the meantime."""
-        self.check(worker)
+        self._at(Kind.REST, worker)
+        self._check(worker)
         if work.has_ended:
             return
         exchange = self.session.exchange
@@ -380,10 +456,11 @@ class Driving(ClusterDriver):
         try:
             self._wait_until(lambda: work.has_ended or self._is_called_off(worker), repr(work))
         finally:
+            self._at(Kind.RESUME, worker)
             self._resting.remove(worker)
             if self._workers.get(worker.index) is worker:
                 exchange.join(worker.index)
-        self.check(worker)
+        self._check(worker)
 
     def _new_worker(self, index: int) -> Worker:
         incarnation = self.session.dispatch.ledger.incarnation(index)

@@ -118,6 +118,11 @@ class Exchange:
         if member.asked_at is None:
             member.asked_at = now
 
+    def has_asked(self, worker: int) -> bool:
+        """Whether `worker` waits for its pull, as far as is noted."""
+        member = self._members.get(worker)
+        return member is not None and member.asked_at is not None
+
     def may_pull(self, worker: int) -> Permission:
         """Whether `worker` may pull now; if not it is asked for again after the next event."""
         return self._pace.may_start(worker)

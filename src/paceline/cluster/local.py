@@ -13,6 +13,7 @@ from paceline.devices import resolve
 from paceline.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
 
     from paceline.cluster.session import Session
@@ -32,9 +33,10 @@ class Local(Cluster):
             replaced, and what it still does is ignored.
         lease_deadline: seconds that a worker may have a lease (a batch, a scheduled function), from
             taking it to finishing it, compiling and waiting for the pace included. After that it is
-            taken back and given to another worker, and the report counts it for the slow one. This
-            is looked at where the program waits for workers, each time that something happens in
-            the cluster, and at the latest after `deadline`. None: never.
+            taken back and given to another worker, and the report counts it for the slow one, as
+            soon as the program waits for workers. None: never.
+        record: path of a trace to write while the strategy trains, which `Replay` runs again to
+            the same bits. A file that exists is replaced.
 
     Raises:
         InvalidArgument: less than one worker or server; no positive deadline; an unknown device.
@@ -54,6 +56,7 @@ class Local(Cluster):
         deadline: float = 600.0,
         grace: float = 5.0,
         lease_deadline: float | None = None,
+        record: str | os.PathLike[str] | None = None,
     ) -> None:
         check_counts(workers=workers, servers=servers)
         lease = math.inf if lease_deadline is None else lease_deadline
@@ -68,6 +71,7 @@ class Local(Cluster):
         self.deadline = deadline
         self.grace = grace
         self.lease_deadline = lease_deadline
+        self.record = record
         self._devices = None if devices is None else resolve(devices)
         self._server_device = None
 

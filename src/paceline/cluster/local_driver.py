@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cluster.driving import Driving
 from paceline.cluster.serving import Bell, soon, start
+from paceline.cluster.trace import Kind
 from paceline.errors import WaitTimeout
 from paceline.program.handover import handover
 
@@ -61,7 +62,7 @@ class LocalDriver(Driving):
         self._progress = started = self.now()
         while not is_met():
             now = self.now()
-            self._carry_out(self.session.dispatch.expire(now))
+            self._expire(now)
             patience = self._cluster.deadline - (now - self._progress)
             if self._interrupted:
                 grace = self._cluster.grace - (now - self._called_off_at)
@@ -75,6 +76,9 @@ class LocalDriver(Driving):
                     f"{now - started:.1f} s for {what}; {self.session.dispatch.explain(now)}. If a "
                     "step may take that long, make the cluster with a longer deadline."
                 )
+            lease_ends = self.session.dispatch.ledger.next_deadline()
+            if lease_ends is not None:
+                patience = min(patience, lease_ends - now)
             self._num_waiting += 1
             try:
                 self._changed.wait(max(patience, 0.001))
@@ -85,4 +89,5 @@ class LocalDriver(Driving):
         """Replaces the workers that did not react when their work was called off."""
         for index in list(self._interrupted):
             worker = self._workers[index]
+            self._at(Kind.ABANDON, worker)
             self._replace(worker, self.session.dispatch.abandon(index, worker.incarnation))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cluster.dispatch import Dispatch
 from paceline.cluster.exchange import Exchange
 from paceline.cluster.steps import Steps
+from paceline.cluster.trace import header_of
 from paceline.cluster.vigil import Vigil
 from paceline.store.step_update import GroupUpdate, RuleStates
 from paceline.store.store import Store
@@ -15,6 +16,7 @@ from paceline.variables.shelf import Shelf
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline.cluster.base import Cluster
     from paceline.cluster.instructions import Instruction
     from paceline.cluster.records import PushRecord
     from paceline.cluster.work import Work
@@ -73,9 +75,14 @@ class Session:
             return GroupUpdate(group, merge)
 
         self.device = device
+        self._settings = pace, rule
         self.states = RuleStates(rule)
         self.vigil = Vigil()
         self.steps = Steps(rule)
         store = Store(Shelf())  # pyright: ignore[reportArgumentType]
         self.exchange = Exchange(store, pace, combine, record)
         self.dispatch: Dispatch[Work] = _Queue(capacity, lease_deadline, taken_back)
+
+    def header(self, cluster: Cluster) -> dict[str, Any]:
+        """What the run is, for the header of its trace."""
+        return header_of(cluster, *self._settings)

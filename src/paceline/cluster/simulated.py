@@ -15,6 +15,7 @@ from paceline.virtual.latency import Latency, latency_of
 from paceline.virtual.network import Network, network_of
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
 
     from paceline.cluster.session import Session
@@ -43,6 +44,7 @@ class Simulated(Cluster):
         device: where all is computed; default: the first device of the process.
         deadline: real seconds that a worker's code may run without a pull, a push or an end.
         lease_deadline: virtual seconds after which work is taken back from a worker; None: never.
+        record: path of a trace to write, for `Replay`. A file that exists is replaced.
 
     Raises:
         InvalidArgument: less than one worker or server, no model of time or faults, or a task that
@@ -64,6 +66,7 @@ class Simulated(Cluster):
         device: Any = None,
         deadline: float = 600.0,
         lease_deadline: float | None = None,
+        record: str | os.PathLike[str] | None = None,
     ) -> None:
         check_counts(workers=workers, servers=servers)
         if not deadline > 0:
@@ -79,6 +82,7 @@ class Simulated(Cluster):
         self.seed = seed
         self.deadline = deadline
         self.lease_deadline = lease_deadline
+        self.record = record
         self._device = None if device is None else resolve([device])[0]
 
     @property

@@ -14,6 +14,7 @@ import numpy as np
 
 from paceline.cluster.instructions import Interrupt
 from paceline.cluster.staged import Staged
+from paceline.cluster.trace import Kind
 from paceline.program import context
 from paceline.program.handover import handover
 from paceline.virtual.clock import Clock
@@ -127,7 +128,8 @@ class SimulatedDriver(Staged):
 
     def apply(self, worker: Worker, update: Callable[[], Any], is_whole: bool) -> Any:
         """Carries out an update of code that is not compiled, after the time of a step."""
-        asked_at = self.now()
+        with handover:
+            asked_at = self._at(Kind.ASK, worker)
         self._compute(worker, asked_at)
         return self._apply(worker, update, is_whole, asked_at)
 
@@ -154,7 +156,7 @@ class SimulatedDriver(Staged):
         self.clock.at(until, self._rouse, worker, token)
         self._stage.stand_still()
         with handover:
-            self.check(worker)
+            self._check(worker)
 
     def _rouse(self, worker: Worker, token: object = None) -> None:
         """Lets a worker that sleeps go on; the alarm of an earlier sleep does nothing."""
@@ -277,6 +279,7 @@ class SimulatedDriver(Staged):
     def _lose_worker(self, worker: Worker, reason: str, back_after: float | None) -> None:
         index = worker.index
         with handover:
+            self._at(Kind.GONE, worker)
             self._absent.add(index)
             lost = self.session.dispatch.lost(index, worker.incarnation, reason)
             self._take_away(worker, lost)
@@ -288,6 +291,7 @@ class SimulatedDriver(Staged):
         with handover:
             self._absent.discard(index)
             self._bring_back(index)
+            self._at(Kind.BACK, self._workers[index])
 
     # What comes next ------------------------------------------------------------------------------
 
@@ -304,4 +308,4 @@ class SimulatedDriver(Staged):
         """Takes back what somebody has had for too long."""
         self._num_background -= 1
         with handover:
-            self._carry_out(self.session.dispatch.expire(self.now()))
+            self._expire(self.now())

@@ -170,7 +170,7 @@ class Staged(Driving):
             return True
         return False
 
-    def _timeout(self, what: str) -> WaitTimeout:
+    def _timeout(self, what: str) -> Exception:
         absent = [f"worker:{index}" for index in sorted(self._absent)]
         gone = f", without {', '.join(absent)}" if absent else ""
         return WaitTimeout(

@@ -21,12 +21,13 @@ class Work:
         on_end: called once when the work has ended, however it did, under the driver's lock.
 
     Attributes:
+        number: how many were submitted before it.
         state: "waiting", "finished", "failed" or "cancelled".
         result: what the call returned.
         error: what it raised, or why it was cancelled.
     """
 
-    __slots__ = ("call", "error", "is_one_push", "name", "on_end", "result", "state")
+    __slots__ = ("call", "error", "is_one_push", "name", "number", "on_end", "result", "state")
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Work:
         self.name = name
         self.is_one_push = is_one_push
         self.on_end = on_end
+        self.number = -1
         self.state = "waiting"
         self.result: Any = None
         self.error: BaseException | None = None

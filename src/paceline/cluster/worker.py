@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
+from paceline.cluster.trace import fingerprint_of
 from paceline.cluster.vigil import Probe
 from paceline.program import nest
 from paceline.program.function import is_array
@@ -32,6 +33,8 @@ class Driver(Protocol):
     def session(self) -> Session: ...
     @property
     def counts_bytes(self) -> bool: ...
+    @property
+    def is_traced(self) -> bool: ...
     def pull(self, worker: Worker, keys: Sequence[Any], keeps_pace: bool) -> Snapshot: ...
     def push(self, worker: Worker, push: Push, keeps_pace: bool) -> Outcome: ...
     def apply(self, worker: Worker, update: Callable[[], Any], is_whole: bool) -> Any: ...
@@ -66,6 +69,7 @@ class Worker:
         self.read_version = 0
         self.since = 0.0
         self.step: Step | None = None
+        self._marks = (0, 0)
         self._sequence = 0
         self._is_applying = False
 
@@ -90,6 +94,8 @@ class Worker:
         self.step = step
         if step.traffic is None and self.driver.counts_bytes:
             step.measure_traffic(fed, arrays)
+        if self.driver.is_traced:
+            self._marks = step.fingerprint, fingerprint_of([*fed, *arrays])
         snapshot = self.driver.pull(self, step.pulled, step.is_update)
         values = snapshot.values[: len(step.worker_half.variables)]
         if self.device != session.device:
@@ -108,6 +114,8 @@ class Worker:
     def _push(self, step: Step, snapshot: Snapshot, residuals: Sequence[Any]) -> None:
         session, probe = self.driver.session, None
         self._sequence += 1
+        if self.driver.is_traced:
+            self._marks = 0, fingerprint_of(jax.tree.leaves(residuals))
         if step.is_update and session.vigil.wants(self._sequence):
             gradients = step.store_halves.gradients_of(residuals)
             probe = Probe(step.weights(snapshot.values), gradients)
@@ -141,7 +149,13 @@ class Worker:
 
     def check(self) -> None:
         """Raises if what this worker runs was called off; called wherever it meets the store."""
-        self.driver.check(self)
+        if not self._is_applying:
+            self.driver.check(self)
+
+    def take_marks(self) -> tuple[int, int]:
+        """Fingerprints of the program and the data that it meets the store with, for a trace."""
+        marks, self._marks = self._marks, (0, 0)
+        return marks
 
     def _here(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The arrays on the worker's device; NumPy's get there with the call that takes them."""

@@ -1,0 +1,126 @@
+"""The record of a run as a file: whole, growing, cut off and damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline.cluster.trace import FORMAT, Event, Kind, Trace, TraceWriter, first_difference
+from paceline.errors import ReplayError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEADER = {"format": FORMAT, "workers": 2, "pace": "Asynchronous()"}
+EVENTS = [
+    Event(Kind.SUBMIT, time=0.5),
+    Event(Kind.TAKE, worker=1, work=0, time=0.625),
+    Event(Kind.PULL, worker=1, version=3, program=7, data=0xFFFFFFFF, time=0.75),
+    Event(Kind.PUSH, worker=1, incarnation=2, version=4, data=9, time=1.75),
+    Event(Kind.END, worker=1, incarnation=2, work=70_000, version=5, time=2.0),
+]
+
+
+def write(path: Path, events: list[Event] = EVENTS, **header: object) -> Path:
+    writer = TraceWriter(path, {**HEADER, **header})
+    for event in events:
+        writer.write(*dataclasses.astuple(event))
+    writer.close()
+    return path
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    trace = Trace(write(tmp_path / "run.trace"))
+    assert trace.header == HEADER
+    assert trace.events == EVENTS
+    assert trace.is_whole
+
+
+def test_it_is_read_while_it_is_written(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "run.trace", HEADER)
+    for count, event in enumerate(EVENTS):
+        assert Trace(tmp_path / "run.trace").events == EVENTS[:count]
+        writer.write(*dataclasses.astuple(event))
+    writer.close()
+
+
+def test_an_event_takes_35_bytes(tmp_path: Path) -> None:
+    sizes = [len(write(tmp_path / "run.trace", EVENTS[:n]).read_bytes()) for n in (2, 3, 5)]
+    assert [size - sizes[0] for size in sizes] == [0, 35, 3 * 35]
+
+
+@pytest.mark.parametrize("lost", [1, 5, 6, 7, 34])
+def test_one_that_was_cut_off_holds_its_whole_events(tmp_path: Path, lost: int) -> None:
+    path = write(tmp_path / "run.trace")
+    path.write_bytes(path.read_bytes()[:-lost])
+    trace = Trace(path)
+    assert trace.events == EVENTS[:-1]
+    assert not trace.is_whole
+
+
+@pytest.mark.parametrize("event", range(len(EVENTS)))
+def test_a_changed_bit_is_found(tmp_path: Path, event: int) -> None:
+    path = write(tmp_path / "run.trace")
+    content = bytearray(path.read_bytes())
+    content[len(content) - 35 * (len(EVENTS) - event) + 20] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ReplayError, match=f"damaged at byte .* in event {event}"):
+        Trace(path)
+
+
+def test_a_damaged_header_is_found(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.trace")
+    content = bytearray(path.read_bytes())
+    content[30] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ReplayError, match="in the header"):
+        Trace(path)
+
+
+def test_other_files_and_formats_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ReplayError, match="A trace is a file"):
+        Trace(tmp_path / "none.trace")
+    (tmp_path / "text").write_text("paceline\n")
+    with pytest.raises(ReplayError, match="A trace begins with"):
+        Trace(tmp_path / "text")
+    with pytest.raises(ReplayError, match=f"format {FORMAT}.*of format {FORMAT + 1}"):
+        Trace(write(tmp_path / "newer.trace", format=FORMAT + 1))
+    path = write(tmp_path / "short.trace")
+    path.write_bytes(path.read_bytes()[:30])
+    with pytest.raises(ReplayError, match="without a whole one"):
+        Trace(path)
+
+
+class TestDifference:
+    """Where two runs part."""
+
+    def test_times_do_not_count(self, tmp_path: Path) -> None:
+        later = [dataclasses.replace(event, time=event.time + 1) for event in EVENTS]
+        one, other = write(tmp_path / "one"), write(tmp_path / "other", later)
+        assert first_difference(Trace(one), Trace(other)) is None
+
+    def test_the_first_event_that_differs_is_named(self, tmp_path: Path) -> None:
+        changed = [*EVENTS[:3], dataclasses.replace(EVENTS[3], version=6), EVENTS[4]]
+        one, other = write(tmp_path / "one"), write(tmp_path / "other", changed)
+        parting = first_difference(Trace(one), Trace(other))
+        assert parting is not None
+        assert parting.index == 3
+        assert "version 4" in parting.text
+        assert "version 6" in parting.text
+
+    def test_one_that_ends_earlier(self, tmp_path: Path) -> None:
+        one, other = write(tmp_path / "one", EVENTS[:2]), write(tmp_path / "other")
+        parting = first_difference(Trace(one), Trace(other))
+        assert parting is not None
+        assert (parting.index, parting.text) == (
+            2,
+            "One run ends after 2 events, the other goes on.",
+        )
+
+    def test_other_settings(self, tmp_path: Path) -> None:
+        one, other = write(tmp_path / "one"), write(tmp_path / "other", workers=3)
+        parting = first_difference(Trace(one), Trace(other))
+        assert parting is not None
+        assert (parting.index, parting.text) == (None, "The runs differ in workers: 2 and 3.")
