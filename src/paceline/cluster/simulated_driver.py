@@ -161,7 +161,11 @@ class SimulatedDriver(Staged):
     def _rouse(self, worker: Worker, token: object = None) -> None:
         """Lets a worker that sleeps go on; the alarm of an earlier sleep does nothing."""
         actor, current = self._asleep.get(worker, (None, None))
-        if actor is not None and token in (None, current):
+        if token is not None and token is not current:
+            self._num_background -= 1
+        elif actor is not None:
+            if token is None:  # its alarm is still to come, for nobody
+                self._num_background += 1
             del self._asleep[worker]
             self._stage.go_on(actor, worker.work)
 

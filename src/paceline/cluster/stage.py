@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import queue
 import threading
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,13 @@ class _Wings:
 
     Attributes:
         playing: who has the stage; None: whoever calls the actors.
-        returned: released when an actor gives the stage back.
+        returned: holds something when an actor has given the stage back.
         idle: actors without a part, the last one to be used again first.
         is_over: whether the stage was closed.
     """
 
     playing: Actor | None = None
-    returned: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    returned: queue.SimpleQueue[None] = dataclasses.field(default_factory=queue.SimpleQueue)
     idle: list[Actor] = dataclasses.field(default_factory=list)
     is_over: bool = False
 
@@ -67,9 +68,7 @@ class Stage:
         self._deadline = deadline
         self._count = 0
         self._standing: dict[Actor, None] = {}
-        self._is_out = False  # whether somebody was called who has not returned
         self._wings = _Wings()
-        self._wings.returned.acquire()
 
     @property
     def playing(self) -> Actor | None:
@@ -106,7 +105,6 @@ class Stage:
         self._standing.pop(actor, None)
         actor.what = what
         self._wings.playing = actor
-        self._is_out = True
         actor.go.release()
         self.settle()
 
@@ -117,25 +115,26 @@ class Stage:
             WaitTimeout: it did neither within the deadline. It goes on, and nobody else may until
                 it is done: this is called again before anything else.
         """
-        if not self._is_out:
-            return
-        actor, interrupt = self._wings.playing, None
-        while True:
+        # An interrupt may come when the actor has returned, and before this is noted here. So what
+        # counts is who plays, and a queue, unlike a lock, bears having been told once too often.
+        wings, interrupt = self._wings, None
+        while (actor := wings.playing) is not None:
             try:
-                self._is_out = not self._wings.returned.acquire(timeout=self._deadline)
-                break
+                wings.returned.get(timeout=self._deadline)
+            except queue.Empty:
+                if wings.playing is None:
+                    break
+                raise WaitTimeout(
+                    f"A worker's code runs {self._deadline:g} s of real time at most before it "
+                    f"pulls, pushes or ends. Received: {actor.what!r}, which goes on. If it may "
+                    "take so long, make the cluster with a longer deadline."
+                ) from interrupt
             except KeyboardInterrupt as error:  # the actor goes on: wait until it stands still
                 if interrupt is not None:
                     raise
                 interrupt = error
         if interrupt is not None:
             raise interrupt
-        if self._is_out:
-            raise WaitTimeout(
-                f"A worker's code runs {self._deadline:g} s of real time at most before it pulls, "
-                f"pushes or ends. Received: {getattr(actor, 'what', None)!r}, which goes on. If it "
-                "may take so long, make the cluster with a longer deadline."
-            )
 
     def stand_still(self) -> None:
         """Called by the actor that plays: waits until it may go on.
@@ -149,7 +148,7 @@ class Stage:
         if not self._wings.is_over:
             self._standing[actor] = None
             self._wings.playing = None
-            self._wings.returned.release()
+            self._wings.returned.put(None)
             actor.go.acquire()
         if self._wings.is_over:
             raise Cancelled("The strategy was stopped while its workers stood still.")
@@ -194,6 +193,6 @@ def _play(actor: Actor, wings: _Wings) -> None:
             with contextlib.suppress(ValueError):
                 wings.idle.remove(actor)
         actor.what = wings.playing = None
-        wings.returned.release()
+        wings.returned.put(None)
         if is_over:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.cluster.records import PushRecord
 from paceline.monitor.callback import StalenessReport
 from paceline.monitor.divergence import (
     Divergence,
@@ -18,6 +19,7 @@ from paceline.monitor.worker_report import WorkerReport
 __all__ = [
     "Divergence",
     "DivergenceCheck",
+    "PushRecord",
     "Report",
     "StalenessReport",
     "Statistics",

@@ -12,6 +12,8 @@ from paceline.monitor.reasons import Reasons
 from paceline.monitor.report import NextPush, Report, WorkerReport
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paceline.cluster.records import PushRecord
 
 
@@ -28,11 +30,15 @@ class Statistics:
             statistics.record(push)
         print(statistics.report().summary())
         ```
+
+    Attributes:
+        listeners: each is called with every push, by the thread that pushes.
     """
 
     def __init__(self) -> None:
         # Guards everything below: workers push while another thread asks for a report.
         self._lock = threading.Lock()
+        self.listeners: list[Callable[[PushRecord], object]] = []
         self._workers: dict[int, _Counts] = {}
         self._histogram: dict[int, int] = {}
         self._started_at = math.inf
@@ -46,6 +52,8 @@ class Statistics:
             InvalidArgument: the outcome is none of "applied", "dropped" and "duplicate".
         """
         outcome = push.outcome
+        for listener in self.listeners:
+            listener(push)
         with self._lock:
             counts = self._workers.get(push.worker)
             if counts is None:

@@ -4,6 +4,12 @@
 """
 
 from paceline.testing.gates import Gate
+from paceline.testing.runs import (
+    assert_counted_once,
+    assert_same_pushes,
+    assert_staleness,
+    pushes_of,
+)
 from paceline.testing.tolerances import (
     CONVERGENCE,
     EXACT,
@@ -12,5 +18,22 @@ from paceline.testing.tolerances import (
     Tolerance,
     assert_close,
 )
+from paceline.virtual import Clock, FaultPlan, Loss, Preemptions
 
-__all__ = ["CONVERGENCE", "EXACT", "GOLDEN", "REFERENCE", "Gate", "Tolerance", "assert_close"]
+__all__ = [
+    "CONVERGENCE",
+    "EXACT",
+    "GOLDEN",
+    "REFERENCE",
+    "Clock",
+    "FaultPlan",
+    "Gate",
+    "Loss",
+    "Preemptions",
+    "Tolerance",
+    "assert_close",
+    "assert_counted_once",
+    "assert_same_pushes",
+    "assert_staleness",
+    "pushes_of",
+]

@@ -40,6 +40,7 @@ class Lab:
         pace: the pace; None: free-running.
         deadline, grace: seconds, see `paceline.cluster.Local`.
         capacity: how much work may be queued.
+        lease_deadline: seconds after which work is taken back from a worker; None: never.
 
     Attributes:
         session, driver: the machines and the driver.
@@ -57,6 +58,7 @@ class Lab:
         deadline: float = DEADLINE_S,
         grace: float = DEADLINE_S,
         capacity: int = 1024,
+        lease_deadline: float | None = None,
     ) -> None:
         self._threads_before = set(threading.enumerate())
         self.records: list[PushRecord] = []
@@ -70,7 +72,12 @@ class Lab:
         pace = pace or Asynchronous()
         record = self.records.append
         self.session = Session(
-            pace, Plain(), record, device=cluster.server_device(), capacity=capacity
+            pace,
+            Plain(),
+            record,
+            device=cluster.server_device(),
+            capacity=capacity,
+            lease_deadline=lease_deadline,
         )
         exchange = Exchange(Store(self._numbers), pace, self._sum, record)
         self.session.exchange = _Logged(exchange, self._note)  # pyright: ignore[reportAttributeAccessIssue]
