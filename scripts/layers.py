@@ -33,6 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"coordinator"}),
     frozenset({"training"}),
     frozenset({"checkpoint"}),
+    frozenset({"comparison"}),
     # The root re-exports `testing`, and `testing` may use every namespace, so they are level.
     frozenset({"(public namespaces)", "testing"}),
     frozenset({"cli", "__main__"}),

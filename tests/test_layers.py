@@ -50,6 +50,8 @@ def test_an_upward_import_is_found_with_file_and_line(tmp_path: Path, statement:
         ("distribute.py", "from paceline.strategies.base import Strategy"),
         ("keras/__init__.py", "from paceline.training.model import Model"),
         ("__init__.py", "from paceline import testing"),
+        ("comparison/page.py", "from paceline.checkpoint import storage"),
+        ("cli/compare.py", "from paceline.comparison.page import page"),
         ("cli/demo.py", "import paceline as tf"),
     ],
 )

@@ -15,6 +15,7 @@ The layers, lowest first; a module imports only from layers above it in this lis
     coordinator/              functions and datasets for the workers of a strategy
     training/                 Keras's fit, evaluate and predict, following the strategy
     checkpoint/               saved state that does not depend on the number of replicas
+    comparison/               modes compared in virtual time, and the page that shows them
     cli/, testing/            the command line; tools for tests
 
 The modules `distribute`, `keras`, `optimizers`, `nn` and `train` are namespaces in TensorFlow's
