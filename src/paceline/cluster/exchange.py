@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Combine = Callable[[Sequence[tuple[Push, int]]], Update]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Outcome:
     """What became of a push.
 

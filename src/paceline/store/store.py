@@ -73,7 +73,7 @@ class AssignAdd:
         return (current[0] + self.delta,)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Snapshot:
     """What a worker pulled.
 
@@ -86,7 +86,7 @@ class Snapshot:
     values: tuple[Any, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Push:
     """An update on its way to the store.
 

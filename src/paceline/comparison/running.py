@@ -1,0 +1,195 @@
+"""One mode in virtual time: trains the model and notes what a user wants to know of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from paceline.cluster.simulated import Simulated
+from paceline.comparison.experiment import Judge
+from paceline.program.function import function
+from paceline.program.tape import GradientTape
+from paceline.strategies.parameter_server import ParameterServerStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.cluster.records import PushRecord
+    from paceline.comparison.experiment import Experiment
+    from paceline.comparison.modes import Mode
+    from paceline.virtual.faults import FaultPlan
+    from paceline.virtual.latency import Latency
+    from paceline.virtual.network import Network
+
+    Progress = Callable[[int, int], None]
+
+_MOST_WORKERS_SHOWN = 16
+_STEPS_SHOWN = 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """On what a mode runs.
+
+    Attributes:
+        mode: pace and update rule.
+        workers, servers: of the simulated cluster.
+        compute, network, faults: see `paceline.cluster.Simulated`.
+        learning_rate: None: the optimizer's own.
+        is_tuned: whether the rate is the best of several for this mode.
+        seed: of the model, the order of the data and everything virtual.
+        points: how often the model is judged.
+    """
+
+    mode: Mode
+    workers: int
+    servers: int = 1
+    compute: Latency | float = 1.0
+    network: Network | float | None = None
+    faults: FaultPlan | tuple[Any, ...] = ()
+    learning_rate: float | None = None
+    is_tuned: bool = False
+    seed: int = 0
+    points: int = 40
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return f"{self.mode.name}, {self.workers} workers"
+
+
+class _Timeline:
+    """What the first workers do in their first steps."""
+
+    def __init__(self, workers: int) -> None:
+        self._shown = min(workers, _MOST_WORKERS_SHOWN)
+        self._left = self._shown * _STEPS_SHOWN
+        self._spans: list[list[Any]] = []
+
+    def record(self, push: PushRecord) -> None:
+        if push.worker >= self._shown or self._left <= 0 or push.outcome == "duplicate":
+            return
+        self._left -= 1
+        began = push.finished_at - push.compute
+        if push.wait > 0:
+            self._spans.append([push.worker, began - push.wait, began, "wait"])
+        kind = "dropped" if push.outcome == "dropped" else "compute"
+        self._spans.append([push.worker, began, push.finished_at, kind])
+
+    def as_dict(self) -> dict[str, Any]:
+        end = max((span[2] for span in self._spans), default=0.0)
+        return {"workers": list(range(self._shown)), "from": 0.0, "to": end, "spans": self._spans}
+
+
+def run(experiment: Experiment, setting: Setting, progress: Progress | None = None) -> dict:
+    """Trains under one mode.
+
+    Args:
+        experiment: model and data.
+        setting: the mode and its cluster.
+        progress: told of the steps that are done, and of all.
+
+    Returns:
+        What `paceline.comparison` says of a run, as JSON has it.
+    """
+    began = time.perf_counter()
+    keras.utils.set_random_seed(setting.seed)
+    cluster = Simulated(
+        setting.workers, setting.servers, compute=setting.compute, network=setting.network,
+        faults=setting.faults, seed=setting.seed,
+    )  # fmt: skip
+    mode, timeline = setting.mode, _Timeline(setting.workers)
+    strategy = ParameterServerStrategy(
+        cluster=cluster, pace=mode.pace, update_rule=mode.update_rule
+    )
+    strategy.monitor.listeners.append(timeline.record)
+    with strategy.scope():
+        model = experiment.make_model()
+        model.build((None, *experiment.train[0].shape[1:]))
+        model.optimizer.build(model.trainable_variables)
+        if setting.learning_rate is not None:
+            model.optimizer.learning_rate = setting.learning_rate
+    curve = _train(experiment, setting, strategy, model, progress)
+    report = strategy.monitor.report()
+    driver: Any = strategy.driver
+    seconds = driver.now()
+    return {
+        "name": setting.name,
+        "mode": mode.name,
+        "pace": repr(mode.pace),
+        "update_rule": repr(mode.update_rule),
+        "workers": setting.workers,
+        "compute": repr(cluster.compute),
+        "learning_rate": float(model.optimizer.learning_rate),
+        "is_tuned": setting.is_tuned,
+        "seconds": seconds,
+        "examples": report.examples,
+        "real_seconds": time.perf_counter() - began,
+        "bytes": driver.num_bytes,
+        "curve": curve,
+        "idle_share": report.wait_share,
+        "examples_per_second": report.examples / seconds if seconds else 0.0,
+        "staleness": {
+            "mean": report.mean_staleness,
+            "median": report.percentile(50),
+            "p99": report.percentile(99),
+            "largest": report.max_staleness,
+            "histogram": {str(value): count for value, count in report.histogram.items()},
+        },
+        "dropped": report.dropped,
+        "dropped_share": report.dropped / max(1, report.pushes),
+        "stragglers": list(report.stragglers),
+        "timeline": timeline.as_dict(),
+    }
+
+
+def _train(
+    experiment: Experiment, setting: Setting, strategy: Any, model: Any, progress: Progress | None
+) -> list[dict[str, Any]]:
+    """Hands out all batches, and judges the model as pushes come in; returns the curve."""
+    judge = Judge(experiment, model)
+    loss_of: Any = keras.losses.get(model.loss)
+    weights, optimizer = model.trainable_variables, model.optimizer
+
+    @function
+    def step(x: Any, y: Any) -> None:
+        with GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True)) + sum(model.losses)
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+    total = math.ceil(experiment.examples / experiment.batch_size)
+    every = max(1, total // setting.points)
+    curve: list[dict[str, Any]] = []
+
+    def note(count: int) -> None:
+        figures = {name: _finite(value) for name, value in judge().items()}
+        done = min(count * experiment.batch_size, experiment.examples)
+        curve.append({"seconds": strategy.driver.now(), "examples": done, **figures})
+        if progress is not None:
+            progress(count, total)
+
+    note(0)
+    ended = 0
+
+    def count(work: Any) -> None:
+        nonlocal ended
+        ended += work.state == "finished"
+
+    for x, y in experiment.batches(setting.seed):
+        strategy.hand_out(
+            step, (x, y), examples=len(x), is_one_push=True, is_kept=True, on_end=count
+        )
+    for target in range(every, total, every):
+        strategy.driver.wait_until(lambda t=target: ended >= t, "the next point of the curve")
+        note(target)
+    strategy.driver.join()
+    note(total)
+    return curve
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
