@@ -193,3 +193,39 @@ def test_sizes_and_counts_are_checked() -> None:
         rehearse(Simulated(2), 0)
     with pytest.raises(InvalidArgument, match="one for each of 2 servers"):
         rehearse(Simulated(2, 2), 5, pull_bytes=(1, 2, 3))
+
+
+class TestSpeedUp:
+    """Fixed work per step, divided over more and more workers that share one link."""
+
+    STEP, MODEL, BANDWIDTH = 64.0, 1_000_000, 1e6  # seconds on one worker, bytes, bytes a second
+    WORKERS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+    def speed_up(self, workers: int, num_bytes: int) -> float:
+        cluster = Simulated(
+            workers, compute=self.STEP / workers, network=Network(bandwidth=self.BANDWIDTH)
+        )
+        steps = 12
+        result = rehearse(
+            cluster,
+            steps * workers,
+            pace=Synchronous(),
+            pull_bytes=num_bytes,
+            push_bytes=num_bytes,
+        )
+        return self.STEP / (result.seconds / steps)
+
+    def test_that_of_a_dense_model_peaks_and_falls(self) -> None:
+        speeds = [self.speed_up(workers, self.MODEL) for workers in self.WORKERS]
+        best = speeds.index(max(speeds))
+        # 64 / n seconds to compute and up to 2 n to send: shortest where both are about alike.
+        assert self.WORKERS[best] in (4, 8)
+        assert speeds[:best] == sorted(speeds[:best])
+        assert speeds[best:] == sorted(speeds[best:], reverse=True)
+        assert speeds[-1] < 1  # slower than one worker
+
+    def test_that_of_a_sparse_model_keeps_rising(self) -> None:
+        # Rows for the examples that a worker has: all workers together move the same bytes.
+        speeds = [self.speed_up(n, self.MODEL // 4 // n) for n in self.WORKERS]
+        assert speeds == sorted(speeds)
+        assert speeds[-1] > 40
