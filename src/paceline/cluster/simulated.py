@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -69,10 +70,12 @@ class Simulated(Cluster):
         record: str | os.PathLike[str] | None = None,
     ) -> None:
         check_counts(workers=workers, servers=servers)
-        if not deadline > 0:
-            raise InvalidArgument(
-                f"`deadline` is a positive number of seconds. Received: deadline={deadline!r}."
-            )
+        lease = math.inf if lease_deadline is None else lease_deadline
+        for name, value in (("deadline", deadline), ("lease_deadline", lease)):
+            if not value > 0:
+                raise InvalidArgument(
+                    f"`{name}` is a positive number of seconds. Received: {name}={value!r}."
+                )
         self.workers = workers
         self.servers = servers
         self.compute = latency_of(compute, "compute")

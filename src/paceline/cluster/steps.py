@@ -67,7 +67,10 @@ class Step:
         self.traffic: Traffic | None = None
         self._needs_backup = rule.needs_backup
         self._cut = halves
-        self._servers = [scope.strategy.server_of(variable) for variable in self.pulled]
+        self._servers = {
+            id(variable): scope.strategy.server_of(variable)
+            for variable in (*self.pulled, *written)
+        }
 
     def measure_traffic(self, fed: Sequence[Any], arrays: Sequence[Any]) -> None:
         """Finds out how many bytes it moves; takes what the worker half is called with."""
