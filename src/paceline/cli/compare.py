@@ -74,8 +74,9 @@ def compare(
     Every mode trains the real model, with hundreds of simulated workers if need be, while time is
     virtual. A comparison that was interrupted goes on where it was.
     """
+    # These take a while to load, and other commands do without.
     from paceline import comparison
-    from paceline.comparison import page, tables
+    from paceline.comparison import files, page, tables
 
     console = Console()
     try:
@@ -99,12 +100,10 @@ def compare(
     except InvalidArgument as error:
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(2) from None
-    out.mkdir(parents=True, exist_ok=True)
-    tables.write_json(result, out / "result.json")
-    tables.write_csv(result, out)
-    (out / "index.html").write_text(page.page(result), encoding="utf-8")
+    files.write_json(result, out / "result.json")
+    files.write_csv(result, out / "runs.csv", out / "curves.csv")
+    files.write_text(page.page(result), out / "index.html")
     console.print(tables.table(result))
-    console.print(tables.advice_text(result), markup=False)
     console.print(f"The page: {out / 'index.html'}", markup=False, highlight=False)
 
 

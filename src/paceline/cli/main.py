@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.compare import compare
 from paceline.cli.demo import demo
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -31,3 +32,4 @@ def paceline(
 
 
 app.command()(demo)
+app.command()(compare)

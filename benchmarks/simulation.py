@@ -1,0 +1,173 @@
+"""What simulation costs: gradients a second in virtual time, and pushes a second without any.
+
+    python benchmarks/simulation.py
+
+Three sides take turns in each round, in one process: a plain loop that computes the gradients of a
+Keras model and nothing else, the same gradients by simulated workers in lockstep and free-running,
+and a rehearsal. Exits with 1 when a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import environments
+import jax
+import machine
+import numpy as np
+from measuring import Spread
+from rich.console import Console
+from rich.table import Table
+
+import paceline as tf
+from paceline.cluster import Simulated
+from paceline.comparison import rehearse
+from paceline.pace import Asynchronous, BoundedStaleness, Pace, Softsync, Synchronous
+from paceline.virtual import Pareto
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BATCH, FEATURES, HIDDEN, CLASSES = 64, 784, 512, 10
+OF_PLAIN, PUSHES_A_SECOND = 0.8, 35_000
+REHEARSED = 100_000
+
+
+def model() -> Any:
+    """Dense 784-512-10."""
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((FEATURES,)),
+            tf.keras.layers.Dense(HIDDEN, activation="relu"),
+            tf.keras.layers.Dense(CLASSES),
+        ]
+    )
+
+
+def batches(count: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Random batches, always the same ones."""
+    rng = np.random.default_rng(0)
+    return [
+        (
+            rng.normal(size=(BATCH, FEATURES)).astype("float32"),
+            rng.integers(0, CLASSES, BATCH).astype("int32"),
+        )
+        for _ in range(count)
+    ]
+
+
+def plain(data: list[Any]) -> Callable[[], None]:
+    """The gradients alone, each waited for."""
+    network = model()
+    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    weights = [v.value for v in network.trainable_variables]
+
+    @jax.jit
+    def gradients(weights: Any, x: Any, y: Any) -> Any:
+        return jax.grad(lambda w: loss_of(y, network.stateless_call(w, [], x)[0]))(weights)
+
+    def run() -> None:
+        for x, y in data:
+            jax.block_until_ready(gradients(weights, x, y))
+
+    return run
+
+
+def simulated(data: list[Any], workers: int, pace: Pace) -> Callable[[], None]:
+    """The same gradients by simulated workers, applied with SGD at the store."""
+    cluster = Simulated(workers, compute=Pareto())
+    strategy = tf.distribute.ParameterServerStrategy(cluster=cluster, pace=pace)
+    with strategy.scope():
+        network, optimizer = model(), tf.keras.optimizers.SGD(0.001)
+        optimizer.build(network.trainable_variables)
+    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    weights = network.trainable_variables
+
+    @tf.function
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, network(x))
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+    def run() -> None:
+        for batch in data:
+            strategy.hand_out(step, batch, examples=BATCH, is_one_push=True, is_kept=True)
+        strategy.driver.join()
+
+    return run
+
+
+def per_second(run: Callable[[], None], count: int) -> float:
+    """How many of `count` things a run does in a second."""
+    start = time.perf_counter()
+    run()
+    return count / (time.perf_counter() - start)
+
+
+def main() -> int:
+    """Measures, prints, and gives the exit status."""
+    parser = argparse.ArgumentParser(description="Cost of simulation.")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2_000)
+    arguments = parser.parse_args()
+    data = batches(arguments.steps)
+    reference = plain(data)
+    sides = {
+        "64 workers, free-running": simulated(data, 64, Asynchronous()),
+        "64 workers, lockstep": simulated(data, 64, Synchronous()),
+        "1,000 workers, free-running": simulated(data, 1_000, Asynchronous()),
+    }
+    for run in (reference, *sides.values()):  # traces and compiles
+        run()
+    ratios: dict[str, list[float]] = {name: [] for name in sides}
+    rates: list[float] = []
+    for _ in range(arguments.rounds):
+        plain_rate = per_second(reference, len(data))
+        rates.append(plain_rate)
+        for name, run in sides.items():
+            ratios[name].append(per_second(run, len(data)) / plain_rate)
+
+    rehearsals: dict[str, list[float]] = {}
+    for _ in range(arguments.rounds):
+        for pace in (Asynchronous(), Synchronous(), BoundedStaleness(8), Softsync(8)):
+            cluster = Simulated(256, compute=Pareto())
+            rate = per_second(lambda p=pace, c=cluster: rehearse(c, REHEARSED, pace=p), REHEARSED)
+            rehearsals.setdefault(repr(pace), []).append(rate)
+
+    rows: list[dict[str, Any]] = []
+    table = Table("what", "median (range)", "at least", "met")
+    for name, values in ratios.items():
+        spread = Spread.of(values)
+        met = spread.median >= OF_PLAIN
+        rows.append({"what": name, **asdict(spread), "met": met})
+        table.add_row(f"gradients / plain loop, {name}", f"{spread:.2f}", f"{OF_PLAIN}", _word(met))
+    for name, values in rehearsals.items():
+        spread = Spread.of(values)
+        met = spread.median >= PUSHES_A_SECOND
+        rows.append({"what": name, **asdict(spread), "met": met})
+        table.add_row(
+            f"rehearsed pushes a second, {name}", f"{spread:,.0f}", f"{PUSHES_A_SECOND:,}",
+            _word(met),
+        )  # fmt: skip
+    console = Console()
+    about = machine.description()
+    console.print(", ".join(f"{key} {value}" for key, value in about.items()))
+    console.print(table)
+    console.print(f"plain loop: {Spread.of(rates):,.0f} gradients a second, batch {BATCH}")
+    environments.FOLDER.mkdir(exist_ok=True)
+    result = json.dumps({"machine": about, "rows": rows}, indent=2)
+    (environments.FOLDER / "simulation.json").write_text(result + "\n")
+    return 0 if all(row["met"] for row in rows) else 1
+
+
+def _word(met: bool) -> str:
+    return "[green]yes[/green]" if met else "[red]no[/red]"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
