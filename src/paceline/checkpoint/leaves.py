@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paceline.errors import InvalidArgument
+from paceline.program.handover import handover
 from paceline.program.keras_state import initialize_now, outside_of_scopes
 from paceline.types import VariableAggregation
 from paceline.variables.placement import Kind, logical, spread
@@ -73,7 +74,9 @@ class VariableLeaf:
                 f"aggregation=NONE, in the checkpoint as {self.name!r}. Create it with "
                 "aggregation=SUM, MEAN or ONLY_FIRST_REPLICA, or leave it out."
             )
-        value = variable._value
+        with handover:
+            placed.note_access()
+            value = variable._value
         return np.array(logical(value, aggregation, self.name) if placed.is_stacked else value)
 
     def misfit(self, shape: tuple[int, ...], dtype: str) -> str | None:

@@ -113,6 +113,13 @@ class ClusterDriver(abc.ABC):
             WaitTimeout: nothing has happened anywhere for the driver's deadline.
         """
 
+    @abc.abstractmethod
+    def access(self) -> None:
+        """Called with the lock held, before the program reads or writes what workers do, too.
+
+        Where a run is recorded or replayed, that has its place in the order of events.
+        """
+
     def let_go_on(self, is_met: Callable[[], bool]) -> bool:
         """Where nothing happens by itself, makes things happen until something is so.
 

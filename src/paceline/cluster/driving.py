@@ -9,9 +9,9 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any
 
-from paceline.cluster.base import ClusterDriver
 from paceline.cluster.instructions import Cancelled, Dropped, Failed, Interrupt, Requeued
-from paceline.cluster.trace import Kind, TraceWriter
+from paceline.cluster.noting import Noting, text_mark
+from paceline.cluster.trace import Kind
 from paceline.cluster.work import Work
 from paceline.cluster.worker import Worker
 from paceline.errors import Cancelled as CancelledError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.store.store import Push, Snapshot
 
 
-class Driving(ClusterDriver):
+class Driving(Noting):
     """Feeds the machines of one strategy.
 
     One lock guards the machines and what variables hold; a worker computes outside of it.
@@ -40,8 +40,7 @@ class Driving(ClusterDriver):
     """
 
     def __init__(self, cluster: Cluster, session: Session) -> None:
-        self._cluster: Any = cluster
-        self.session = session
+        super().__init__(cluster, session)
         self._workers: dict[int, Worker] = {}
         self._absent: set[int] = set()  # workers that were lost and are not back
         self._resting: set[Worker] = set()
@@ -55,16 +54,8 @@ class Driving(ClusterDriver):
         self._called_off_at = 0.0
         self._lost_server = ""
         self._num_works = 0
-        self.is_traced = self._cluster.record is not None  # whether workers mark what they do
-        self._recording: TraceWriter | None = None
-        if self._cluster.record is not None:
-            self._recording = TraceWriter(self._cluster.record, session.header(cluster))
 
     # How time passes, and how one waits: always called with the lock held ------------------------
-
-    @abc.abstractmethod
-    def now(self) -> float:
-        """Seconds by this driver's clock; needs no lock."""
 
     @abc.abstractmethod
     def _start(self, index: int) -> Worker:
@@ -84,23 +75,6 @@ class Driving(ClusterDriver):
 
     def _wake(self) -> None:
         """Has everybody who waits look again."""
-
-    def _at(self, kind: Kind, worker: Worker | None = None, work: Work | None = None) -> float:
-        """Called wherever the order of events matters, before what happens; returns the time."""
-        now = self.now()
-        if self._recording is not None:
-            self._note(kind, worker, work, self.session.exchange.store.version, now)
-        return now
-
-    def _note(
-        self, kind: Kind, worker: Worker | None, work: Work | None, version: int, now: float
-    ) -> None:
-        """Writes an event to the trace, if there is one."""
-        if self._recording is not None:
-            index, incarnation = (0, 0) if worker is None else (worker.index, worker.incarnation)
-            program, data = (0, 0) if worker is None else worker.take_marks()
-            number = -1 if work is None else work.number
-            self._recording.write(kind, index, incarnation, number, version, program, data, now)
 
     # For the coordinator ----------------------------------------------------------------------
 
@@ -123,7 +97,7 @@ class Driving(ClusterDriver):
                     f"The workers of this strategy were stopped. Received: {name} to run on them. "
                     "Make a new strategy."
                 )
-            self._at(Kind.SUBMIT)
+            self._at(Kind.SUBMIT, mark=text_mark(name) if self.is_traced else 0)
             self._raise_error(is_waiting=True)
             if dispatch.is_full:
                 self._wait_until(lambda: not dispatch.is_full, "room in the queue")
@@ -178,7 +152,7 @@ class Driving(ClusterDriver):
 
     def lose(self, worker: int, reason: str = "was lost") -> None:
         with handover:
-            self._at(Kind.LOSE)
+            self._at(Kind.LOSE, mark=worker + 1)
             lost = self._workers.get(worker)
             if lost is not None:
                 self._replace(lost, self.session.dispatch.lost(worker, lost.incarnation, reason))
@@ -195,7 +169,7 @@ class Driving(ClusterDriver):
 
     def set_pace(self, pace: Pace) -> None:
         with handover:
-            now = self._at(Kind.PACE)
+            now = self._at(Kind.PACE, mark=text_mark(repr(pace)))
             self.session.exchange.set_pace(pace, now)
             self._note_progress(now)
 
@@ -208,6 +182,8 @@ class Driving(ClusterDriver):
 
     def stop(self) -> None:
         with handover:
+            if not self._is_over:
+                self._note_stop()
             self._carry_out(self.session.dispatch.cancel("The strategy was stopped."))
             self._is_over = True
             self._ring()
@@ -339,6 +315,8 @@ class Driving(ClusterDriver):
         result, error = None, None
         try:
             result = work.run(worker)
+            if self.is_traced and worker.step is None:  # else what was pushed is marked
+                worker.mark(result)
             self._spend(worker)
         except BaseException as raised:
             error = raised
@@ -419,7 +397,7 @@ class Driving(ClusterDriver):
         """Takes back the leases whose deadline has passed."""
         instructions = self.session.dispatch.expire(now)
         if instructions:
-            self._at(Kind.EXPIRE)
+            self._note(Kind.EXPIRE, None, None, self.session.exchange.store.version, now)
             self._carry_out(instructions)
 
     def _open(self) -> None:
@@ -444,13 +422,13 @@ class Driving(ClusterDriver):
 
     def _rest(self, worker: Worker, work: Work) -> None:
         """Waits on the thread of a worker, for which nobody has to wait in the meantime."""
-        self._at(Kind.REST, worker)
+        now = self._at(Kind.REST, worker)
         self._check(worker)
         if work.has_ended:
             return
         exchange = self.session.exchange
         self._resting.add(worker)
-        exchange.finish(worker.index, self.now())
+        exchange.finish(worker.index, now)
         self._return_to_what_was_left()
         self._wake()
         try:
@@ -475,7 +453,7 @@ class Driving(ClusterDriver):
         """Ends a worker: what it still does is ignored."""
         index, work = worker.index, worker.work
         self._interrupted.pop(index, None)
-        exchange, now = self.session.exchange, self.now()
+        exchange, now = self.session.exchange, self._noted_at  # of the event that this follows
         dispatch = self.session.dispatch
         if work is not None and work.is_one_push and not work.has_ended:
             if worker.dropped:

@@ -71,6 +71,7 @@ class LocalDriver(Driving):
                     continue
                 patience = min(patience, grace)
             elif patience <= 0:
+                self._note_timeout()
                 raise WaitTimeout(
                     f"Nothing has happened for {self._cluster.deadline:g} s. Received: a wait of "
                     f"{now - started:.1f} s for {what}; {self.session.dispatch.explain(now)}. If a "

@@ -9,6 +9,7 @@ import numpy as np
 
 from paceline.cluster.arguments import Deferred
 from paceline.errors import ClosureInputError, WaitTimeout
+from paceline.program.handover import handover
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +70,9 @@ class RemoteValue(Deferred):
     @property
     def has_ended(self) -> bool:
         """Whether `get` would return or raise at once."""
-        return self._work.has_ended
+        with handover:
+            self._driver.access()
+            return self._work.has_ended
 
     def __jax_array__(self) -> Any:
         return jax.numpy.asarray(self.get())

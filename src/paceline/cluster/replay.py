@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 
     from paceline.cluster.session import Session
 
-_MUST_AGREE = ("libraries", "python", "platform", "workers", "servers", "pace", "update_rule")
+_MUST_AGREE = (
+    "libraries",
+    "python",
+    "platform",
+    "workers",
+    "servers",
+    "pace",
+    "update_rule",
+    "merge",
+)
 
 
 class Replay(Cluster):
@@ -48,6 +57,7 @@ class Replay(Cluster):
         self.trace = Trace(path)
         self.workers = int(self.trace.header["workers"])
         self.servers = int(self.trace.header["servers"])
+        self.lease_deadline = self.trace.header.get("lease_deadline")
         self.deadline = deadline
         self._device = None if device is None else resolve([device])[0]
 

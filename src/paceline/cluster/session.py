@@ -75,7 +75,7 @@ class Session:
             return GroupUpdate(group, merge)
 
         self.device = device
-        self._settings = pace, rule
+        self._settings = pace, rule, merge
         self.states = RuleStates(rule)
         self.vigil = Vigil()
         self.steps = Steps(rule)

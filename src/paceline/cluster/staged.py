@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cluster.driving import Driving
 from paceline.cluster.serving import soon
 from paceline.cluster.stage import Stage
+from paceline.cluster.trace import Kind
 from paceline.errors import WaitTimeout
 from paceline.program.handover import handover
 
@@ -82,6 +83,7 @@ class Staged(Driving):
                 has_moved = self._conduct(self._num_per_poll, lambda: dispatch.is_idle)
                 self._num_per_poll *= 2
                 if not has_moved and not self._watching and not self._unblock():
+                    self._note_timeout()
                     raise self._timeout("all scheduled work")
         return False
 
@@ -122,6 +124,7 @@ class Staged(Driving):
             self._waiting.append(waiter)
             self._unlocked(self._stage.stand_still)
             if waiter.is_late:
+                self._note_timeout()
                 raise self._timeout(what)
 
     def _wait_here(
@@ -132,6 +135,7 @@ class Staged(Driving):
             if self._is_conducted:
                 self._listen()
             elif not self._conduct(math.inf, is_met) and not self._unblock(is_outside):
+                self._note_timeout()
                 raise self._timeout(what)
 
     def _listen(self) -> None:
@@ -163,6 +167,7 @@ class Staged(Driving):
         if self._interrupted:  # and does not react, such as code that waits for something else
             for index in list(self._interrupted):
                 worker = self._workers[index]
+                self._at(Kind.ABANDON, worker)
                 self._replace(worker, self.session.dispatch.abandon(index, worker.incarnation))
             return True
         if is_outside and self._waiting:  # which may be for what comes of that worker's error

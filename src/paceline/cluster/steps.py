@@ -25,7 +25,7 @@ from paceline.store.store_half import StoreHalves, union
 from paceline.variables.worker_scope import WorkerScope
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline.program.function import Function
     from paceline.program.split_scope import Feed
@@ -116,13 +116,18 @@ class Steps:
         self._lock = threading.RLock()  # one thread traces, the others then find its step
 
     def find(
-        self, function: Function, leaves: list[Any], tree: Any
+        self,
+        function: Function,
+        leaves: list[Any],
+        tree: Any,
+        note: Callable[[bool], None] = lambda is_alone: None,
     ) -> tuple[Step, list[list[Any]]]:
         """The step for a call, and the batches that this call takes, as leaves.
 
         Args:
             function: the function.
             leaves, tree: the flattened arguments.
+            note: called before anything is traced, and again when no other thread traces.
 
         Raises:
             StopIteration: an iterator among the arguments is exhausted.
@@ -136,12 +141,14 @@ class Steps:
         batches = _take(known[-1].feeds, own) if known else collections.deque()
         if (found := _matching(known, batches)) is not None:
             return found, [leaves for leaves, _ in batches]
+        note(False)
         with self._lock:
             known = self._forms.setdefault(function, {}).setdefault(key, [])
             if known and not batches:  # another thread has traced it meanwhile
                 batches = _take(known[-1].feeds, own)
             if (found := _matching(known, batches)) is not None:
                 return found, [leaves for leaves, _ in batches]
+            note(True)
             taken: list[list[Any]] = []
 
             def take(iterator: _Placed) -> Any:

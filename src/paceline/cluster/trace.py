@@ -15,6 +15,7 @@ import enum
 import importlib.metadata
 import io
 import json
+import os
 import struct
 import sys
 import zlib
@@ -26,7 +27,6 @@ import numpy as np
 from paceline.errors import ReplayError
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Mapping, Sequence
 
 FORMAT = 1
@@ -34,7 +34,8 @@ _MAGIC = b"paceline trace\n"
 _FRAME = struct.Struct("<HI")
 _EVENT = struct.Struct("<BHHIIIId")
 _LIBRARIES = ("paceline", "jax", "jaxlib", "keras", "numpy")
-_SAMPLES = 64
+_SAMPLES = 64  # of an array, about
+_ARRAYS = 4
 
 
 class Kind(enum.IntEnum):
@@ -50,6 +51,9 @@ class Kind(enum.IntEnum):
     PACE = 7
     LOSE = 8
     LOSE_SERVER = 9
+    ACCESS = 10
+    STOP = 11
+    TIMEOUT = 12
     # The code of workers
     PULL = 20
     PULLED = 21
@@ -61,6 +65,9 @@ class Kind(enum.IntEnum):
     END = 27
     ASK = 28
     APPLIED = 29
+    TRACE = 30
+    ACT = 31
+    LATE = 32
     # The driver itself
     TAKE = 40
     LOOK = 41
@@ -90,8 +97,9 @@ class Event:
         worker, incarnation: whose it is, where it is a worker's.
         work: the number of the work, from 0; -1: none.
         version: the store's version before it.
-        program: fingerprint of the step that a worker pulls for; 0: none.
-        data: fingerprint of the step's batch, or of what it pushes; 0: none.
+        program: fingerprint of the step that a worker pulls for, or of what the coordinator's
+            program asks for; 0: none.
+        data: fingerprint of the step's batch, or of what it pushes or returns; 0: none.
         time: seconds by the driver's clock.
     """
 
@@ -130,6 +138,8 @@ class TraceWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], header: Mapping[str, Any]) -> None:
+        if os.path.isfile(path):
+            os.remove(path)  # whoever still writes to it must not write into the new one
         self._file = io.FileIO(path, "w")
         payload = json.dumps(header, sort_keys=True).encode()
         self._file.write(_MAGIC + _FRAME.pack(len(payload), zlib.crc32(payload)) + payload)
@@ -243,7 +253,7 @@ def first_difference(one: Trace, other: Trace) -> Parting | None:
     return None
 
 
-def header_of(cluster: Any, pace: Any, rule: Any) -> dict[str, Any]:
+def header_of(cluster: Any, pace: Any, rule: Any, merge: Any) -> dict[str, Any]:
     """What a run is, for the header of its trace."""
     return {
         "format": FORMAT,
@@ -254,20 +264,29 @@ def header_of(cluster: Any, pace: Any, rule: Any) -> dict[str, Any]:
         "servers": cluster.servers,
         "pace": repr(pace),
         "update_rule": repr(rule),
+        "merge": merge,
+        "lease_deadline": cluster.lease_deadline,
         "cluster": repr(cluster),
     }
 
 
 def fingerprint_of(arrays: Sequence[Any]) -> int:
-    """A number that nearly always differs when the arrays do: of their forms and a few elements."""
+    """A number that nearly always differs when the arrays do: of a few elements of a few arrays.
+
+    Forms do not count: they belong to the program of a step, which has a fingerprint of its own.
+    """
     checksum = 0
-    for leaf in arrays:
-        array = np.asarray(leaf)
-        flat = array.reshape(-1)
-        sample = np.ascontiguousarray(flat[:: max(1, flat.size // _SAMPLES)])
-        checksum = zlib.crc32(f"{array.dtype}{array.shape}".encode(), checksum)
-        checksum = zlib.crc32(sample.view(np.uint8).data, checksum)
+    for array in arrays if len(arrays) <= _ARRAYS else _smallest(arrays):
+        flat = np.asarray(array).reshape(-1)
+        # An odd stride meets all columns of rows with an even length.
+        stride = flat.size // _SAMPLES | 1
+        checksum = zlib.crc32(flat[::stride].tobytes(), checksum)
     return checksum or 1
+
+
+def _smallest(arrays: Sequence[Any]) -> list[Any]:
+    """Those that cost least to look at. What changes one gradient nearly always changes all."""
+    return sorted(arrays, key=np.size)[:_ARRAYS]
 
 
 def _event(payload: bytes) -> Event:

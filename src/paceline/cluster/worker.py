@@ -39,6 +39,7 @@ class Driver(Protocol):
     def push(self, worker: Worker, push: Push, keeps_pace: bool) -> Outcome: ...
     def apply(self, worker: Worker, update: Callable[[], Any], is_whole: bool) -> Any: ...
     def check(self, worker: Worker) -> None: ...
+    def note_trace(self, worker: Worker, *, is_alone: bool) -> None: ...
 
 
 class Worker:
@@ -72,6 +73,7 @@ class Worker:
         self._marks = (0, 0)
         self._sequence = 0
         self._is_applying = False
+        self._is_tracing = False
 
     def begin(self, work: Work, version: int, now: float) -> None:
         """Notes what the worker runs from now on, and the version that it starts from."""
@@ -88,7 +90,11 @@ class Worker:
         if not nest.is_open(leaves):
             leaves, tree = jax.tree.flatten(nest.opened((args, kwargs)))
         session = self.driver.session
-        step, batches = session.steps.find(function, leaves, tree)
+        self._is_tracing = True
+        try:
+            step, batches = session.steps.find(function, leaves, tree, self._note_trace)
+        finally:
+            self._is_tracing = False
         arrays = self._here([leaf for leaf in leaves if is_array(leaf)])
         fed = self._here([batches[i][leaf] for i, leaf in step.fed])
         self.step = step
@@ -148,9 +154,23 @@ class Worker:
             self._is_applying = False
 
     def check(self) -> None:
-        """Raises if what this worker runs was called off; called wherever it meets the store."""
-        if not self._is_applying:
+        """Raises if what this worker runs was called off; called wherever it meets the store.
+
+        What it reads or writes after that it does under the same lock, as one unit with this.
+        """
+        is_part = self._is_applying or (self._is_tracing and self.driver.is_traced)
+        if not is_part:
             self.driver.check(self)
+
+    def mark(self, nest: Any) -> None:
+        """Notes for a trace what arrays it meets the store with."""
+        arrays = [leaf for leaf in jax.tree.leaves(nest) if is_array(leaf)]
+        if arrays:
+            self._marks = 0, fingerprint_of(arrays)
+
+    def _note_trace(self, is_alone: bool) -> None:
+        if self.driver.is_traced:
+            self.driver.note_trace(self, is_alone=is_alone)
 
     def take_marks(self) -> tuple[int, int]:
         """Fingerprints of the program and the data that it meets the store with, for a trace."""

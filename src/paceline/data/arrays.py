@@ -9,6 +9,8 @@ import jax
 import numpy as np
 
 from paceline.errors import InvalidArgument, InvalidType
+from paceline.program import context
+from paceline.program.handover import handover
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +67,7 @@ class ArrayBatches:
         self._num_passes = 0
         self._seed = None
         if shuffle:
-            self._seed = np.random.randint(2**31) if seed is None else seed
+            self._seed = _drawn_seed() if seed is None else seed
 
     def __iter__(self) -> Iterator[Any]:
         passes = iter(int, 1) if self._repeat is None else range(self._repeat)
@@ -115,6 +117,15 @@ def _common_length(arrays: Any) -> int:
             f"{[leaf.shape for leaf in leaves]}. Give one row per example in every array."
         )
     return len(leaves[0])
+
+
+def _drawn_seed() -> int:
+    """A seed from the process's generator, which workers share: they draw in turn."""
+    worker = context.worker()
+    with handover:
+        if worker is not None:
+            worker.check()
+        return np.random.randint(2**31)
 
 
 def _check_count(name: str, value: Any) -> None:

@@ -198,6 +198,8 @@ class _Compiled:
 
     def __call__(self, arrays: list[Any]) -> Any:
         with handover:
+            if self._home is not None:
+                self._home.note_access()
             return self._dispatch(arrays)
 
     def _dispatch(self, arrays: list[Any]) -> Any:

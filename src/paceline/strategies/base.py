@@ -328,6 +328,10 @@ class Strategy:
     def welcome(self, variable: Any) -> None:
         """Called when a variable has joined the strategy."""
 
+    def note_access(self) -> None:
+        """Called with the lock of `handover` held, before variables are read or written by
+        anybody but workers; here nothing."""
+
     def settle(self) -> None:
         """Waits for what must come before a read or write across replicas; here nothing."""
 

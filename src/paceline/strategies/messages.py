@@ -17,6 +17,7 @@ from paceline.data.dataset import distribute_from_function
 from paceline.monitor.staleness import Statistics
 from paceline.program import context
 from paceline.program.context import Frame
+from paceline.program.handover import handover
 from paceline.store.placing import RoundRobin
 from paceline.store.servers import Servers
 from paceline.strategies.at_hand import AtHand
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from paceline.cluster.base import Cluster, ClusterDriver
     from paceline.cluster.work import Work
+    from paceline.monitor.report import Report
     from paceline.pace import Pace
     from paceline.store.placing import PlacementReport, Placing
     from paceline.store.rules import UpdateRule
@@ -65,7 +67,7 @@ class MessageStrategy(Strategy):
         super().__init__((cluster.server_device(),))
         self._servers = Servers(cluster.servers, placing or RoundRobin())
         self.cluster = cluster
-        self.monitor = Statistics()
+        self.monitor = _Monitor(self)
         self.at_hand = AtHand(self.monitor.record)
         self._pace = pace
         self.session = Session(
@@ -100,6 +102,11 @@ class MessageStrategy(Strategy):
     def welcome(self, variable: Any) -> None:
         """Gives a variable that has joined the strategy to a server."""
         self._servers.add(variable)
+
+    def note_access(self) -> None:
+        """Notes when the program meets what workers change, for a trace."""
+        if context.worker() is None:
+            self.driver.access()
 
     def server_of(self, variable: Any) -> int:
         """The index of the server that holds `variable`."""
@@ -212,6 +219,21 @@ class MessageStrategy(Strategy):
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """The tuple of results; one that is on its way is waited for."""
         return super().experimental_local_results(resolved(value))
+
+
+class _Monitor(Statistics):
+    """Statistics whose reports have a place in the order of a recorded run."""
+
+    def __init__(self, strategy: MessageStrategy) -> None:
+        super().__init__()
+        self._strategy = weakref.ref(strategy)
+
+    def report(self) -> Report:
+        """What was recorded so far; `report.since(earlier)` is what came in between."""
+        with handover:
+            if (strategy := self._strategy()) is not None:
+                strategy.note_access()
+            return super().report()
 
 
 def _stop(find_driver: Callable[[], ClusterDriver | None]) -> None:

@@ -42,6 +42,7 @@ class MessageRunner(Runner):
         self._handed_out = 0
         self._logs: Any = None  # of the last one of the batches that are done
         self._logs_of = 0  # that batch's number
+        self._newest: Any = None  # the logs when the last batch was handed out
         self._returned: Any = None
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
@@ -61,7 +62,8 @@ class MessageRunner(Runner):
         if is_awaited:
             self._strategy.driver.join()
         # A worker that was lost after its push took the logs along.
-        self._returned = self._model.get_metrics_result() if self._logs is None else self._logs
+        logs = self._logs if is_awaited else self._newest
+        self._returned = self._model.get_metrics_result() if logs is None else logs
         return self._returned, (None,) * NUM_STATE_GROUPS[self._kind]
 
     def newer_than(self, logs: Any) -> Any:
@@ -69,8 +71,16 @@ class MessageRunner(Runner):
         return self._logs if logs is self._returned and self._logs is not None else logs
 
     def _hand_out(self, batch: Any) -> None:
+        was_first: list[bool] = []
+
+        def has_room() -> bool:
+            if not was_first:  # what is done now and what later is the same when a run is replayed
+                was_first.append(self._logs is None)
+                self._newest = self._logs
+            return self._num_under_way < self._most_under_way
+
         self._strategy.driver.wait_until(
-            lambda: self._num_under_way < self._most_under_way,
+            has_room,
             f"a worker to finish one of the {self._kind} steps of {self._model.name!r}",
         )
         with handover:  # workers count down
@@ -92,7 +102,7 @@ class MessageRunner(Runner):
             with handover:
                 self._num_under_way -= 1
             raise
-        if self._logs is None:
+        if was_first[0]:
             self._await_first(work)
 
     def _await_first(self, work: Work) -> None:
@@ -100,6 +110,9 @@ class MessageRunner(Runner):
         driver = self._strategy.driver
         try:
             driver.wait(work, is_last=False)
+            with handover:
+                driver.access()
+                self._newest = self._logs
         except Exception:
             driver.join()  # raises the same error, or what called this off, and has then raised it
             raise
@@ -107,6 +120,8 @@ class MessageRunner(Runner):
     def _eagerly(self, data: Any) -> Any:
         """A step that is not compiled holds the store for itself while it runs."""
         worker: Any = context.worker()  # set: workers run this
+        if worker.driver.is_traced:
+            worker.mark(data)
         return worker.apply(lambda: self._run_one(data), is_whole=True)
 
     def _note(self, number: int, work: Work) -> None:

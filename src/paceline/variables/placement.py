@@ -53,6 +53,11 @@ class Placement:
             return jnp.array(value)
         return self.home.place_stacked(value) if self.is_stacked else self.home.store(value)
 
+    def note_access(self) -> None:
+        """Called with the lock of `handover` held, before somebody reads or writes the storage."""
+        if self.home is not None:
+            self.home.note_access()
+
     def with_component(self, storage: Any, index: int, value: Any) -> Any:
         """A stacked storage whose component `index` is `value`."""
         if is_traced(storage) or is_traced(value):

@@ -12,6 +12,7 @@ import numpy as np
 
 from paceline.errors import InvalidArgument, InvalidType, Unsupported
 from paceline.program import context, meeting
+from paceline.program.handover import handover
 from paceline.program.keras_state import active_scope
 from paceline.program.scope import TraceScope, beside, is_traced
 from paceline.types import VariableAggregation
@@ -136,6 +137,13 @@ def scatter(variable: Any, operation: str, slices: Any) -> Any:
 
 def write_slices(variable: Any, operation: str, indices: Any, values: Any) -> Any:
     """Writes rows `[slice, ...]` at indices `[slice]`; those past the last row are left out."""
+    if active_scope() is None:
+        with handover:  # nobody else writes between the read and the write
+            return _write_slices(variable, operation, indices, values)
+    return _write_slices(variable, operation, indices, values)
+
+
+def _write_slices(variable: Any, operation: str, indices: Any, values: Any) -> Any:
     old = _current(variable)  # a variable made elsewhere joins the strategy here
     _check_allowed(variable, operation)
     replica = context.replica_context()
@@ -151,7 +159,10 @@ def _current(variable: Any) -> Any:
     scope = active_scope()
     if isinstance(scope, TraceScope):
         return scope.storage(variable)
-    return variable.value if scope is not None else variable._value
+    if scope is not None:
+        return variable.value
+    variable._check_strategy("read")
+    return variable._value
 
 
 def checked_slices(variable: Any, operation: str, slices: Any) -> tuple[Any, Any]:

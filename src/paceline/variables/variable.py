@@ -244,17 +244,24 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
     @property
     def value(self) -> Any:
         """The value: across replicas the logical one, inside `run` the replica's own."""
-        scope = active_scope()
+        if (scope := active_scope()) is None:
+            return self._read()
         self._check_strategy("read")
-        if scope is not None and self.placement.home is not None:
+        if self.placement.home is not None:
             follow_where_trained(self.placement.home)
         if (value := self._value_in(scope)) is not None:
             return self._maybe_autocast(value)
         if self._value is None:
             return super().value
-        value = self.logical_value(self._shown_storage() if scope is None else self._value)
-        if scope is None:
-            notify_read(self, value)
+        return self._maybe_autocast(self.logical_value(self._value))
+
+    def _read(self) -> Any:
+        with handover:  # that the code may read, and what it reads, are one
+            self._check_strategy("read")
+            if self._value is None:
+                return super().value
+            value = self.logical_value(self._shown_storage())
+        notify_read(self, value)
         return self._maybe_autocast(value)
 
     def _value_in(self, scope: Any) -> Any:
@@ -314,23 +321,24 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
 
     def _write(self, operation: str, value: Any, read_value: bool) -> Any:
         value = self._checked_argument(operation, value)
+        if (scope := active_scope()) is None:
+            return self._write_now(operation, value, read_value)
         self._check_strategy("assign")
-        scope = active_scope()
-        if context.worker() is not None or active_split() is not None:
-            rules.refuse_plain_optimizer(self)
         if isinstance(scope, TraceScope):
             scope.write(self, operation, value)
             return scope.to_value(self, scope.storage(self)) if read_value else None
-        if scope is not None:
-            new = self._written_inside(scope, operation, value)
-            scope.add_update((self, new))
-            return new
-        with handover:
+        new = self._written_inside(scope, operation, value)
+        scope.add_update((self, new))
+        return new
+
+    def _write_now(self, operation: str, value: Any, read_value: bool) -> Any:
+        with handover:  # that the code may write, and what it writes, are one
+            self._check_strategy("assign")
+            self.placement.note_access()
             if self._value is None and operation == "assign":
                 # Keras's fit takes the arrays out of its variables and assigns them back.
                 self._value = jnp.zeros(self.storage_shape, self.storage_dtype)
-            new = self.written_storage(self._value, operation, value)
-            new = self.placement.place(new)
+            new = self.placement.place(self.written_storage(self._value, operation, value))
             returned = self.logical_value(new) if read_value else None
             self._value = new
         return returned
@@ -391,6 +399,8 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
         if (worker := context.worker()) is not None:
             worker.check()
         if frame is None or owner is None or frame.strategy is owner:
+            if what == "assign" and (worker is not None or active_split() is not None):
+                rules.refuse_plain_optimizer(self)
             return
         raise ContextError(
             "Mixing strategies: a variable can only be used under the strategy that made it. "
@@ -426,6 +436,7 @@ class Variable(keras.Variable, Scattering, metaclass=_VariableType):
     def _shown_storage(self) -> Any:
         """What the variable holds, to be seen outside: the next step must not donate it."""
         with handover:
+            self.placement.note_access()
             self.__dict__["_owned"] = None
             return self._value
 
