@@ -192,13 +192,16 @@ class GroupUpdate:
         for member in members:
             update, staleness = member.update, member.staleness
             half, backup = update.halves.parts[place], update.backups[place]
-            current = half.of(values)
-            shared, own = states.of(half, update.worker, current)
-            corrected, shared, own = half.correct(
-                current, update.residuals, staleness, backup, shared, own
-            )
-            states.put(half, update.worker, shared, own)
-            grads.append(corrected)
+            if half.corrects:
+                current = half.of(values)
+                shared, own = states.of(half, update.worker, current)
+                corrected, shared, own = half.correct(
+                    current, update.residuals, staleness, backup, shared, own
+                )
+                states.put(half, update.worker, shared, own)
+                grads.append(corrected)
+            else:
+                grads.append(half.gradients_of(update.residuals))
             factor = states.rule.scale(staleness)
             scales.append(1.0 if factor is None else factor)
         weights = merge_weights(self._merge, [member.examples for member in members])

@@ -15,13 +15,12 @@ import jax.numpy as jnp
 from paceline.program.flat import evaluate_nodes, needed, value_of
 from paceline.program.sparse import replaced
 from paceline.store.row_update import corrected, evaluate, finished, rows_of, touched
-from paceline.store.rules.base import scaled
+from paceline.store.rules.base import UpdateRule, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from paceline.program.split import Cut, Write
-    from paceline.store.rules import UpdateRule
 
 
 class StoreHalf:
@@ -71,6 +70,11 @@ class StoreHalf:
     def needs_backup(self) -> bool:
         """Whether the weights that the worker read must come with the gradients."""
         return self._rule.needs_backup
+
+    @property
+    def corrects(self) -> bool:
+        """Whether the rule changes gradients before the optimizer sees them."""
+        return type(self._rule).gradients is not UpdateRule.gradients
 
     @functools.cached_property
     def form(self) -> tuple[tuple[int, ...], ...]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike
 
 
+_AT_ONCE = 8  # parts in one program: all would need one for every size of a group
+
+
 def merge_weights(merge: str, examples: Sequence[int]) -> np.ndarray:
     """Returns how much each push of a group counts, float32 [push].
 
@@ -84,24 +87,45 @@ def merged(grads_per_push: Sequence[Sequence[Array]], weights: ArrayLike) -> lis
     if not grads_per_push:
         raise InvalidArgument("A group holds 1 or more pushes. Received: an empty group.")
     coefficients = jnp.asarray(weights)
-    return [_sum(parts, coefficients) for parts in zip(*grads_per_push, strict=True)]
+    columns = list(zip(*grads_per_push, strict=True))
+    result = [_taken(parts, coefficients) for parts in columns]
+    dense = [place for place, total in enumerate(result) if total is None]
+    whole = [densified(columns[place]) for place in dense]
+    for place, total in zip(dense, _sums(whole, coefficients), strict=True):
+        result[place] = total
+    return result
 
 
-def _sum(parts: Sequence[Any], coefficients: Array) -> Any:
+def _taken(parts: Sequence[Any], coefficients: Array) -> Any:
+    """What becomes of gradients that are no whole arrays of numbers to add; None: they are."""
     if not is_floating(parts[0]):
         return parts[-1]
-    if all(map(is_rows, parts)):
-        return _sum_of_rows(parts, coefficients)
-    parts = densified(parts)
-    dtype = wide(*parts)
-    terms = [
-        part.astype(dtype) * coefficient.astype(dtype)
-        for part, coefficient in zip(parts, coefficients, strict=True)
-    ]
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total.astype(parts[0].dtype)
+    return _sum_of_rows(parts, coefficients) if all(map(is_rows, parts)) else None
+
+
+def _sums(columns: Sequence[Sequence[Array]], coefficients: Array) -> list[Array]:
+    """Weighted sums of the parts of each column, compiled for a few parts at a time."""
+    if not columns:
+        return []
+    totals: Any = None
+    for start in range(0, len(columns[0]), _AT_ONCE):
+        chunk = [list(column[start : start + _AT_ONCE]) for column in columns]
+        totals = _added(totals, chunk, coefficients[start : start + _AT_ONCE])
+    dtypes = [column[0].dtype for column in columns]
+    return [total.astype(dtype) for total, dtype in zip(totals, dtypes, strict=True)]
+
+
+@jax.jit
+def _added(totals: Any, columns: Sequence[Sequence[Array]], coefficients: Array) -> list[Array]:
+    sums = []
+    for place, parts in enumerate(columns):
+        dtype = wide(*parts)
+        total = None if totals is None else totals[place]
+        for part, coefficient in zip(parts, coefficients, strict=True):
+            term = part.astype(dtype) * coefficient.astype(dtype)
+            total = term if total is None else total + term
+        sums.append(total)
+    return sums
 
 
 @jax.jit
