@@ -25,7 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"variables"}),
     frozenset({"store"}),
     frozenset({"pace"}),
-    frozenset({"data"}),
+    frozenset({"data", "datasets"}),
     frozenset({"virtual"}),
     frozenset({"cluster"}),
     frozenset({"monitor"}),
