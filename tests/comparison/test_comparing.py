@@ -270,6 +270,16 @@ class TestAdvice:
         )
         assert advised["run"] == "groups of 4, 8 workers"
 
+    def test_of_equally_fast_ones_the_better_one(self) -> None:
+        advised = self.of(
+            run_of("groups of 4", accuracy=0.95, is_tuned=True),
+            run_of("asynchronous", accuracy=0.96, learning_rate=0.3, is_tuned=True),
+            target=None,
+        )
+        assert advised["run"] == "asynchronous, 8 workers"
+        said = " ".join(advised["reasons"])
+        assert "the best of its learning rates: groups of 4 0.1, asynchronous 0.3." in said
+
     def test_a_bound_does_not_help_against_a_worker_that_is_slow_for_good(self) -> None:
         slow = {"stragglers": ["worker:5"], "idle_share": 0.48}
         advised = self.of(

@@ -28,7 +28,7 @@ def recommend(result: Mapping[str, Any]) -> dict[str, Any]:
         )
         return {"run": None, "text": text, "reasons": [f"{_last_figure(one)}." for one in runs]}
     lockstep = [one for one in able if one["mode"] == "lockstep"]
-    best = min(able, key=_time_of)
+    best = min(able, key=lambda one: (_time_of(one), -(_goodness(one) or 0.0)))
     if lockstep and _time_of(min(lockstep, key=_time_of)) <= _WORTH * _time_of(best):
         best = min(lockstep, key=_time_of)
     return {
@@ -110,6 +110,9 @@ def _reasons(runs: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> list
             "learning rate for that, and watch the loss in the first minutes."
         )
     rates = {one["learning_rate"] for one in runs}
+    if all(one["is_tuned"] for one in runs):
+        shown = ", ".join(f"{one['mode']} {one['learning_rate']:.3g}" for one in runs)
+        reasons.append(f"Each mode is shown at the best of its learning rates: {shown}.")
     if not any(one["is_tuned"] for one in runs):
         rate = f" of {rates.pop():g}" if len(rates) == 1 else ""
         reasons.append(

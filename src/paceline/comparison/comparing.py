@@ -8,7 +8,6 @@ import hashlib
 import importlib.metadata
 import json
 import re
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +73,6 @@ def compare(
     Raises:
         InvalidArgument: no worker, or something that is no mode.
     """
-    began = time.perf_counter()
     counts = [workers] if isinstance(workers, int) else list(workers)
     latencies: list[Any] = list(compute) if isinstance(compute, (list, tuple)) else [compute]
     if not counts or not latencies or points < 1:
@@ -99,7 +97,7 @@ def compare(
         "format": FORMAT,
         "title": experiment.title,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "real_seconds": time.perf_counter() - began,
+        "real_seconds": sum(one["real_seconds"] for one in runs),
         "settings": {
             "batch_size": experiment.batch_size,
             "examples": experiment.examples,

@@ -63,26 +63,36 @@ class Setting:
 
 
 class _Timeline:
-    """What the first workers do in their first steps."""
+    """What the first workers do, until one of them has made twenty steps."""
 
     def __init__(self, workers: int) -> None:
-        self._shown = min(workers, _MOST_WORKERS_SHOWN)
-        self._left = self._shown * _STEPS_SHOWN
+        self._counts = [0] * min(workers, _MOST_WORKERS_SHOWN)
         self._spans: list[list[Any]] = []
+        self._end: float | None = None
 
     def record(self, push: PushRecord) -> None:
-        if push.worker >= self._shown or self._left <= 0 or push.outcome == "duplicate":
+        if push.worker >= len(self._counts) or push.outcome == "duplicate":
             return
-        self._left -= 1
         began = push.finished_at - push.compute
+        if self._end is not None and began - push.wait >= self._end:
+            return
         if push.wait > 0:
             self._spans.append([push.worker, began - push.wait, began, "wait"])
         kind = "dropped" if push.outcome == "dropped" else "compute"
         self._spans.append([push.worker, began, push.finished_at, kind])
+        self._counts[push.worker] += 1
+        if self._end is None and self._counts[push.worker] == _STEPS_SHOWN:
+            self._end = push.finished_at
 
     def as_dict(self) -> dict[str, Any]:
-        end = max((span[2] for span in self._spans), default=0.0)
-        return {"workers": list(range(self._shown)), "from": 0.0, "to": end, "spans": self._spans}
+        end = max((s[2] for s in self._spans), default=0.0) if self._end is None else self._end
+        spans = [[who, began, min(ended, end), kind] for who, began, ended, kind in self._spans]
+        return {
+            "workers": list(range(len(self._counts))),
+            "from": 0.0,
+            "to": end,
+            "spans": [span for span in spans if span[1] < end],
+        }
 
 
 def run(experiment: Experiment, setting: Setting, progress: Progress | None = None) -> dict:
