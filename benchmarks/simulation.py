@@ -108,7 +108,7 @@ def simulated(data: list[Any], workers: int, pace: Pace) -> Callable[[], None]:
     return run
 
 
-def per_second(run: Callable[[], None], count: int) -> float:
+def per_second(run: Callable[[], object], count: int) -> float:
     """How many of `count` things a run does in a second."""
     start = time.perf_counter()
     run()
