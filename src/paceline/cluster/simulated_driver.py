@@ -67,6 +67,7 @@ class SimulatedDriver(Staged):
         self._idle: dict[Worker, None] = {}  # those that look for work when the bell rings
         self._parked: dict[Worker, None] = {}  # idle ones that may not start before `_barrier` goes
         self._barrier: Any = None
+        self._unsettled: dict[Worker, None] = {}  # idle ones that look though there is no work
         self._asleep: dict[Worker, tuple[Actor, object]] = {}
         self._has_rung = False
         self._num_background = 0  # events that come whether or not there is anything to do
@@ -86,21 +87,22 @@ class SimulatedDriver(Staged):
     ) -> Work:
         if worker is not None:  # what only one may do it does whatever its pace
             with handover:
-                self._unpark()
+                self._settle()
         return super().submit(call, name, worker=worker, **options)
 
     def set_pace(self, pace: Pace) -> None:
         with handover:
-            self._unpark()
+            self._settle()
             super().set_pace(pace)
 
     def release(self) -> None:
         with handover:
-            self._unpark()
+            self._settle()
             super().release()
 
     def _close(self) -> None:
-        self._unpark()
+        if not self._is_closing:
+            self._settle()
         super()._close()
 
     # For workers ----------------------------------------------------------------------------------
@@ -173,7 +175,7 @@ class SimulatedDriver(Staged):
 
     def _start(self, index: int) -> Worker:
         worker = self._new_worker(index)
-        self._idle[worker] = None
+        self._idle[worker] = self._unsettled[worker] = None
         lives = self._lanes[index].lives
         for preemption in self._cluster.faults.preemptions:
             lifetime = preemption.seconds_to_next(lives)
@@ -191,46 +193,63 @@ class SimulatedDriver(Staged):
         """Lets idle workers look for work, those first that have been idle longest."""
         self._has_rung = False
         if self._parked and self.session.exchange.barrier != self._barrier:
-            self._unpark()
+            self._settle()
+        unsettled, self._unsettled = self._unsettled, {}
+        dispatch = self.session.dispatch
         try:
             for worker in list(self._idle):
+                if not dispatch.queued:
+                    break
+                unsettled.pop(worker, None)
                 self._look(worker)
+            for worker in unsettled:
+                if worker in self._idle:
+                    self._look(worker)
         except BaseException:  # such as an interrupt: the others look when time goes on
-            self._ring()
+            self._settle()
             raise
 
     def _look(self, worker: Worker) -> None:
         with handover:
             is_here = self.worker(worker.index, worker.incarnation) is worker
-            had_left, work = self._has_left_work, None
-            if is_here and not self._is_over:
-                work = self.take(worker)
+            work = self._next(worker) if is_here and not self._is_over else None
             if work is not None or not is_here:
                 del self._idle[worker]
-            elif self._park(worker):
-                self._has_left_work = had_left
+            elif self._is_held(worker):
+                self._park(worker)
         if work is not None:
             self._stage.play(lambda: self._serve(worker, work), work)
 
-    def _park(self, worker: Worker) -> bool:
+    def _next(self, worker: Worker) -> Work | None:
+        had_left = self._has_left_work
+        work = super()._next(worker)
+        if work is None and self._is_held(worker):  # it will be parked, and needs no other bell
+            self._has_left_work = had_left
+        if self._is_closing and self._parked and not self.session.dispatch.queued:
+            self._settle()  # those that are held have no more to do, either
+        return work
+
+    def _is_held(self, worker: Worker) -> bool:
+        """Whether its pace holds a worker, and says by its barrier until when."""
+        exchange, index = self.session.exchange, worker.index
+        is_member = exchange.is_member(index)
+        return is_member and exchange.barrier is not None and exchange.must_wait(index)
+
+    def _park(self, worker: Worker) -> None:
         """Has an idle worker look again only when its pace may have changed its mind."""
-        exchange = self.session.exchange
-        barrier = exchange.barrier
-        is_held = exchange.is_member(worker.index) and exchange.must_wait(worker.index)
-        if not is_held or barrier is None:
-            return False
+        barrier = self.session.exchange.barrier
         if barrier != self._barrier:
-            self._unpark()
+            self._settle()
             self._barrier = barrier
         del self._idle[worker]
         self._parked[worker] = None
-        return True
 
-    def _unpark(self) -> None:
-        if self._parked:
-            self._idle = {**self._parked, **self._idle}
-            self._parked = {}
-            self._ring()
+    def _settle(self) -> None:
+        """Has all idle workers look: there may be work, or nothing more for them to wait for."""
+        self._idle = {**self._parked, **self._idle}
+        self._parked = {}
+        self._unsettled = dict(self._idle)
+        self._ring()
 
     def _return_to_what_was_left(self) -> None:
         super()._return_to_what_was_left()
@@ -244,10 +263,16 @@ class SimulatedDriver(Staged):
                 self._lanes[worker.index].has_stepped = False
                 work = self.run(worker, work)
         with handover:
-            if self._workers.get(worker.index) is worker:
-                self._idle[worker] = None
-                if self._has_left_work and not self._park(worker):
-                    self._return_to_what_was_left()
+            if self._workers.get(worker.index) is not worker:
+                return
+            self._idle[worker] = None
+            if self._is_held(worker):
+                self._park(worker)
+                return
+            if self._is_closing and self.session.exchange.is_member(worker.index):
+                self._unsettled[worker] = None  # it was not asked whether it has any more to do
+                self._ring()
+            self._return_to_what_was_left()
 
     def _is_anybody_free(self) -> bool:
         # When no live member computes, at least one of them may start: so says every pace.
