@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 import paceline as tf
+from keras_oracle import linear
+from message_models import compiled
 from paceline import testing, virtual
 from paceline.errors import InvalidType
 from push_records import push
@@ -25,6 +28,25 @@ def test_the_pushes_of_a_run_are_collected_while_the_context_is_open() -> None:
     descent.coordinator.join()
     assert len(pushes) == 5
     assert descent.strategy.monitor.report().applied == 6
+
+
+def test_the_program_of_the_how_to() -> None:
+    """A slow worker, and another one that is lost in its third step."""
+    strategy = simulated(
+        4,
+        pace=tf.pace.BoundedStaleness(2),
+        compute=virtual.Slow(1.0, {3: 10.0}),
+        faults=testing.FaultPlan([testing.Loss(task="worker:1", step=2, back_after=5.0)]),
+    )
+    model = compiled(strategy, linear, lambda k: {"optimizer": "sgd", "loss": "mse"})
+    x = np.linspace(-1.0, 1.0, 160, dtype="float32")[:, None]
+    with testing.pushes_of(strategy) as pushes:
+        model.fit(x, -x, batch_size=8, verbose=0)
+    testing.assert_counted_once(pushes, examples=len(x))
+    # While a worker makes a step, each other one goes from 2 behind to 3 ahead at most.
+    testing.assert_staleness(pushes, most=3 * 5)
+    assert {push.worker for push in pushes} == {0, 1, 2, 3}
+    assert strategy.driver.clock.now < 60
 
 
 def test_a_strategy_without_workers_has_no_pushes() -> None:
