@@ -17,6 +17,7 @@
     |- WaitTimeout (TimeoutError)        a wait whose deadline passed; it names what was awaited
     |- Unavailable (ConnectionError)     a worker or server does not answer
     |  `- WorkerLost                     a worker is gone, and its work could not be moved
+    |- ReplayError (RuntimeError)        a recorded run that cannot be run again
     `- CheckpointError (OSError)         a missing, damaged or foreign checkpoint
 
 A message says the rule that was broken, what was received, and what to do. The built-in base
