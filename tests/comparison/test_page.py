@@ -133,6 +133,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(opens: Opens) -> None:
     assert shown.page.evaluate(TOO_WIDE) == []
     assert shown.page.evaluate(CUT_OFF) == []
     assert all(width == room for width, room, _ in shown.page.evaluate(WIDTHS))
+    assert not shown.page.locator(".mouse").is_visible()
     # A finger that starts on a plot scrolls the page.
     assert shown.count(".plot .nsewdrag[style*='touch-action: none']") == 0
     smallest = """() => Math.min(...[...document.querySelectorAll("main *, header *, svg text")]
@@ -262,7 +263,7 @@ def test_a_click_in_the_legend_hides_a_run_everywhere(opens: Opens) -> None:
     shown.page.wait_for_function(
         """now => now ===
             getComputedStyle(document.querySelector("#plot11 .shapelayer path")).stroke""",
-        arg=rgb(DARK["run0"]),
+        arg=rgb(DARK["wait"]),
     )
     assert shown.complaints == []
 

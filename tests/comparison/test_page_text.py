@@ -20,7 +20,8 @@ from paceline.comparison.page import page
 from paceline.comparison.palette import LIGHT, coloured, look
 from paceline.errors import InvalidArgument
 
-VOID = {"meta", "link", "br", "img", "input"}
+VOID = {"wbr", "meta", "link", "br", "img", "input"}
+JOINED = "\0"  # where a line may be broken within a word
 NASTY = "<script>alert(\"1\")</script> & '%{x}' </title></style> @ink"
 
 
@@ -35,6 +36,8 @@ class Outline(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "wbr":
+            self.words.append(JOINED)
         self.elements.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
@@ -48,7 +51,7 @@ class Outline(HTMLParser):
 
     @property
     def text(self) -> str:
-        return " ".join(self.words)
+        return " ".join(self.words).replace(f" {JOINED} ", "")
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.elements if name == tag]
@@ -124,7 +127,9 @@ def test_a_run_has_one_colour(shown: str) -> None:
     for figure in figures(shown).values():
         for trace in figure["data"]:
             line = trace.get("line", trace.get("marker"))
-            line = line or figure["layout"]["shapes"][0]["line"]  # the computing of a timeline
+            if line is None:  # a timeline
+                shapes = {shape["name"]: shape for shape in figure["layout"]["shapes"]}
+                line = shapes["computing"]["line"]
             seen.setdefault(trace["meta"]["run"], set()).add(line["color"])
     assert seen == {index: {look(index).token} for index in range(4)}
 
@@ -272,7 +277,8 @@ def test_a_timeline_has_every_span_once() -> None:
     assert set(paths) == {"computing", "waiting", "dropped"}
     assert paths["waiting"] == "M1,0L3,0"
     assert paths["dropped"] == "M0,1L3,1"
-    assert drawn["layout"]["shapes"][0]["line"]["color"] == look(2).token
+    colours = {shape["name"]: shape["line"]["color"] for shape in drawn["layout"]["shapes"]}
+    assert colours == {"computing": look(2).token, "waiting": "@wait", "dropped": "@ink"}
     assert drawn["layout"]["yaxis"]["ticktext"] == ["7", "9"]
     (points,) = drawn["data"]
     said = {text: points["y"][i] for i, text in enumerate(points["text"])}

@@ -25,7 +25,7 @@ _MOST_TOGETHER = 6  # more values in one box would hide the plot
 _LOG_FROM = 30  # where the largest loss is so many times the smallest one
 _ROW, _LOW_ROW = 46, 36  # the lower one where there are many runs
 _MANY = 12
-_LONGEST_NAME = 40
+_LONGEST_NAME = 34  # beside a number
 
 
 def plain(text: str) -> str:
@@ -33,9 +33,9 @@ def plain(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def short(text: str) -> str:
+def short(text: str, longest: int = 40) -> str:
     """A name that has room on a phone."""
-    return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1].rstrip()}…"
+    return text if len(text) <= longest else f"{text[: longest - 1].rstrip()}…"
 
 
 def layout(height: int, **more: Any) -> dict[str, Any]:
@@ -218,7 +218,8 @@ def bars(
         )
         place = {"xref": "paper", "y": index, "yshift": 0.37 * height, "showarrow": False}
         text = absent if value is None else shown(value)
-        name, value_colour = plain(short(run["name"])), "@muted" if value is None else "@ink"
+        name = plain(short(run["name"], _LONGEST_NAME))
+        value_colour = "@muted" if value is None else "@ink"
         left = {"x": 0, "xanchor": "left", "xshift": -2, "font": {"color": "@muted"}}
         right = {"x": 1, "xanchor": "right", "xshift": 2, "font": {"color": value_colour}}
         labels += [{**place, **left, "text": name}, {**place, **right, "text": text}]

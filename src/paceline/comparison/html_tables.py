@@ -40,8 +40,8 @@ def results(result: Result) -> str:
             is_best = best is not None and value == best
             row.append(f'<b>{cell}<span class="unseen"> (best)</span></b>' if is_best else cell)
     return (
-        '<section aria-labelledby="results"><h2 id="results">Results</h2>'
-        '<p class="hint">Losses and accuracies are the last ones. The best are bold.</p>'
+        '<section aria-labelledby="results"><div class="head"><h2 id="results">Results</h2>'
+        '<p class="hint">Losses and accuracies are the last ones. The best are bold.</p></div>'
         f"{_table('Results of each run', headings, runs, rows)}</section>"
     )
 
@@ -85,18 +85,23 @@ def settings(result: Result) -> str:
     headings = ["Run", "Pace", "Update rule", "Time of a step", "Learning rate"]
     rows = [
         [
-            html.escape(str(run["pace"])),
-            html.escape(_setting(run["update_rule"])),
-            html.escape(str(run["compute"])),
+            _breakable(str(run["pace"])),
+            _breakable(_setting(run["update_rule"])),
+            _breakable(str(run["compute"])),
             html.escape(f"{_setting(run['learning_rate'])}, {tuned(run)}"),
         ]
         for run in runs
     ]
     return (
-        '<section aria-labelledby="settings"><h2 id="settings">Settings</h2>'
-        f'<p class="hint">{html.escape(rates(runs))}</p><dl>{lines}</dl>'
+        '<section aria-labelledby="settings"><div class="head"><h2 id="settings">Settings</h2>'
+        f'<p class="hint">{html.escape(rates(runs))}</p></div><dl>{lines}</dl>'
         f"{_table('Settings of each run', headings, runs, rows, 'text')}</section>"
     )
+
+
+def _breakable(text: str) -> str:
+    """Text in which a call may be broken where its arguments begin."""
+    return html.escape(text).replace("(", "(<wbr>")
 
 
 def tuned(run: Run) -> str:
@@ -150,7 +155,8 @@ def _table(
         for index, run in enumerate(runs)
     )
     return (
-        f'<table role="table" class="{kind}"><caption class="unseen">{caption}</caption>'
+        f'<div class="wide"><table role="table" class="{kind}">'
+        f'<caption class="unseen">{caption}</caption>'
         f'<thead role="rowgroup"><tr role="row">{head}</tr></thead>'
-        f'<tbody role="rowgroup">{body}</tbody></table>'
+        f'<tbody role="rowgroup">{body}</tbody></table></div>'
     )

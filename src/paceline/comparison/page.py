@@ -23,7 +23,7 @@ _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; font-src data:"
 )
-_WHOLE, _HALF, _THIRD = 680, 330, 213  # pixels on paper
+_WHOLE, _HALF = 680, 330  # pixels on paper
 _HIGHEST = 880  # the same
 _MOST_STUCK = 8  # names that may stay in sight while one reads
 
@@ -96,7 +96,7 @@ class Page:
         heading = f"{metric.capitalize()} against {axis}"
         words = f"{heading}. Last values: {'; '.join(ends)}."
         figure = figures.curves(self.result, metric, against)
-        return self.plot(Plot(figure, heading, words, _HALF, can_zoom=True, shrink=0.82))
+        return self.plot(Plot(figure, heading, words, _HALF, can_zoom=True, shrink=0.74))
 
     def costs(self) -> str:
         """Time to the target, idle share and bytes."""
@@ -121,7 +121,7 @@ class Page:
         )
         words = f"{heading}: {'; '.join(values)}."
         figure = figures.bars(self.runs, key, shown, absent, most)
-        return self.plot(Plot(figure, heading, words, _THIRD))
+        return self.plot(Plot(figure, heading, words, _HALF))
 
     def staleness(self) -> str:
         """A histogram for each run."""
@@ -239,8 +239,8 @@ def line(run: int | None) -> str:
 def _section(heading: str, hint: str, content: str) -> str:
     name = heading.lower().replace(" ", "-")
     return (
-        f'<section aria-labelledby="{name}"><h2 id="{name}">{heading}</h2>'
-        f'<p class="hint">{hint}</p>{content}</section>'
+        f'<section aria-labelledby="{name}"><div class="head"><h2 id="{name}">{heading}</h2>'
+        f'<p class="hint">{hint}</p></div>{content}</section>'
     )
 
 

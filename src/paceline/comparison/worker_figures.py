@@ -102,7 +102,7 @@ def timeline(run: Run, index: int) -> Figure:
     rows = {worker: row for row, worker in enumerate(workers)}
     spans = [(rows[worker], *span) for worker, *span in shown["spans"] if worker in rows]
     pixels = min(max(_TALLEST // max(len(workers), 1), _ROWS[0]), _ROWS[1])
-    colours = {"compute": look(index).token, "wait": "@wait", "dropped": "@ink"}
+    colours = {"wait": "@wait", "compute": look(index).token, "dropped": "@ink"}
     paths = {kind: _path(spans, kind, (ended - began) / _FINEST) for kind in colours}
     ticks = list(range(0, len(workers), _nice(len(workers) / 6)))
     return {
