@@ -274,18 +274,18 @@ def test_a_timeline_has_every_span_once() -> None:
     one = {"timeline": {"workers": [7, 9], "from": 0.0, "to": 3.0, "spans": spans}}
     drawn = worker_figures.timeline(one, 2)
     paths = {shape["name"]: shape["path"] for shape in drawn["layout"]["shapes"]}
-    assert set(paths) == {"computing", "waiting", "dropped"}
+    assert set(paths) == {"computing", "waiting", "computing in vain"}
     assert paths["waiting"] == "M1,0L3,0"
-    assert paths["dropped"] == "M0,1L3,1"
+    assert paths["computing in vain"] == "M0,1L3,1"
     colours = {shape["name"]: shape["line"]["color"] for shape in drawn["layout"]["shapes"]}
-    assert colours == {"computing": look(2).token, "waiting": "@wait", "dropped": "@ink"}
+    assert colours == {"computing": look(2).token, "waiting": "@wait", "computing in vain": "@ink"}
     assert drawn["layout"]["yaxis"]["ticktext"] == ["7", "9"]
     (points,) = drawn["data"]
     said = {text: points["y"][i] for i, text in enumerate(points["text"])}
     assert said == {
         "worker 7: computing for 1.00 s": 0,
         "worker 7: waiting for 2.00 s": 0,
-        "worker 9: dropped for 3.00 s": 1,
+        "worker 9: computing in vain for 3.00 s": 1,
     }
 
 

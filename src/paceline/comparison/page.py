@@ -171,7 +171,7 @@ class Page:
             for kind, words in (
                 ("computing", "computing, in the colour of the run"),
                 ("waiting", "waiting"),
-                ("dropped", "computing what was dropped"),
+                ("dropped", "computing in vain: dropped"),
             )
         )
         return _section(

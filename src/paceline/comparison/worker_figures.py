@@ -19,7 +19,7 @@ _TALLEST = 300  # of the rows of a timeline, in pixels
 _ROWS = (2, 12)  # the least and the most of one row
 _FINEST = 900  # parts of a timeline that a screen can tell apart
 _CELLS = 40  # in which one can point at something else
-_KINDS = {"compute": "computing", "wait": "waiting", "dropped": "dropped"}
+_KINDS = {"compute": "computing", "wait": "waiting", "dropped": "computing in vain"}
 
 
 class Bins:
