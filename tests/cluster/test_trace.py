@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
+from paceline.cli.main import app
 from paceline.cluster.trace import FORMAT, Event, Kind, Trace, TraceWriter, first_difference
 from paceline.errors import ReplayError
 
@@ -124,3 +127,58 @@ class TestDifference:
         parting = first_difference(Trace(one), Trace(other))
         assert parting is not None
         assert (parting.index, parting.text) == (None, "The runs differ in workers: 2 and 3.")
+
+
+class TestCommands:
+    """`paceline trace`, as a user calls it."""
+
+    def invoke(self, *arguments: object) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["trace", *map(str, arguments)])
+        return result.exit_code, result.output
+
+    def test_show_prints_settings_counts_and_events(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "run.trace", libraries={"jax": "1.2.3"})
+        status, output = self.invoke("show", path)
+        assert status == 0
+        for words in ("Asynchronous()", "jax 1.2.3", "workers", "updates", "version 3"):
+            assert words in output
+        rows = re.findall(r"│ (\w+) +│ +(\d+) │", output)
+        assert {"submit", "take", "pull", "push", "end"} <= {name for name, _ in rows}
+        shown = re.findall(r"^ +(\d)  .* s  version", output, re.MULTILINE)
+        assert shown == list("01234")
+
+    def test_show_prints_as_many_events_as_asked_for(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "run.trace")
+        _, output = self.invoke("show", path, "--first", 2, "--last", 1)
+        shown = re.findall(r"^ +(\d)  .* s  version", output, re.MULTILINE)
+        assert shown == list("014")
+        assert "2 more" in output
+        _, output = self.invoke("show", path, "--first", 4, "--last", 4)
+        assert "more" not in output
+
+    def test_show_says_that_a_trace_is_not_whole(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "run.trace")
+        assert "cut off" not in self.invoke("show", path)[1]
+        path.write_bytes(path.read_bytes()[:-1])
+        assert "4, and a part of one: cut off" in self.invoke("show", path)[1]
+
+    def test_diff_names_the_event_at_which_runs_part(self, tmp_path: Path) -> None:
+        changed = [*EVENTS[:3], dataclasses.replace(EVENTS[3], version=6), EVENTS[4]]
+        one, other = write(tmp_path / "one"), write(tmp_path / "other", changed)
+        status, output = self.invoke("diff", one, other)
+        assert status == 1
+        assert "The runs part at event 3:" in output
+        assert "version 4" in output
+        assert "version 6" in output
+
+    def test_diff_of_equal_runs(self, tmp_path: Path) -> None:
+        one, other = write(tmp_path / "one"), write(tmp_path / "other")
+        assert self.invoke("diff", one, other) == (0, "The runs are the same.\n")
+
+    def test_what_is_no_trace_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "text").write_text("paceline\n")
+        for command in (("show", tmp_path / "text"), ("diff", tmp_path / "text", tmp_path)):
+            status, output = self.invoke(*command)
+            assert status == 2
+            assert "A trace begins with" in output
+            assert "Traceback" not in output

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import trace
 from paceline.cli.compare import compare
 from paceline.cli.demo import demo
 
@@ -32,4 +33,5 @@ def paceline(
 
 
 app.command()(demo)
+app.add_typer(trace.app, name="trace")
 app.command()(compare)

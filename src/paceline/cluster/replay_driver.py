@@ -12,7 +12,7 @@ import jax
 from paceline.cluster.driving import Driving
 from paceline.cluster.staged import Staged
 from paceline.cluster.trace import Kind
-from paceline.errors import ReplayError, WaitTimeout
+from paceline.errors import Cancelled, ReplayError, WaitTimeout
 from paceline.program import context
 from paceline.program.handover import handover
 
@@ -70,6 +70,14 @@ class ReplayDriver(Staged):
 
     def is_done(self) -> bool:
         return Driving.is_done(self)  # of those that asked in vain, each is in the trace
+
+    def let_go_on(self, is_met: Callable[[], bool]) -> bool:
+        super().let_go_on(is_met)
+        with handover:
+            if self._stage.here is None:  # workers who found nothing left may go home
+                while self._is_next(Kind.LOOK, Kind.RELEASE):
+                    self._let_happen()
+        return True
 
     def release(self) -> None:
         """Does nothing: workers are let go when the trace says so."""
@@ -136,7 +144,8 @@ class ReplayDriver(Staged):
             self._conduct(1)
 
     def _unblock(self, is_outside: bool = False) -> bool:
-        return False  # whoever was given up is in the trace
+        # Whoever was given up is in the trace, which nobody follows after the end.
+        return self._is_over and super()._unblock(is_outside)
 
     def _timeout(self, what: str) -> Exception:
         if self._peek().kind is Kind.TIMEOUT:
@@ -242,7 +251,11 @@ class ReplayDriver(Staged):
             self._unlocked(lambda: self._stage.play(lambda: self._serve(worker, work), work))
 
     def _serve(self, worker: Worker, work: Work) -> None:
-        with context.working(worker), jax.default_device(worker.device):
+        with (
+            contextlib.suppress(Cancelled),  # told to code that stood before its end, by `stop`
+            context.working(worker),
+            jax.default_device(worker.device),
+        ):
             self.run(worker, work)
 
     def _next(self, worker: Worker) -> Work | None:
@@ -259,6 +272,11 @@ class ReplayDriver(Staged):
                 f"{str(self._trace.path)!r}, {how}, after all of its {len(events)} events."
             )
         return events[self._place]
+
+    def _is_next(self, *kinds: Kind) -> bool:
+        events = self._trace.events
+        is_on = self._failure is None and not self._is_over and self._place < len(events)
+        return is_on and events[self._place].kind in kinds
 
     def _next_of_program(self) -> Kind | None:
         """The kind of the next event of the coordinator's program; None: there is none."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import importlib.metadata
-import io
 import json
 import os
 import struct
 import sys
+import weakref
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,14 +135,20 @@ class TraceWriter:
     Args:
         path: the file; one that exists is replaced.
         header: what the run is, as JSON has it.
+
+    Attributes:
+        close: closes the file, when it is called or the writer is dropped.
     """
 
     def __init__(self, path: str | os.PathLike[str], header: Mapping[str, Any]) -> None:
         if os.path.isfile(path):
             os.remove(path)  # whoever still writes to it must not write into the new one
-        self._file = io.FileIO(path, "w")
+        # No file object: one that is not closed warns, and recordings end with their strategies.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
+        self._file = os.open(path, flags, 0o666)
+        self.close = weakref.finalize(self, os.close, self._file)
         payload = json.dumps(header, sort_keys=True).encode()
-        self._file.write(_MAGIC + _FRAME.pack(len(payload), zlib.crc32(payload)) + payload)
+        os.write(self._file, _MAGIC + _FRAME.pack(len(payload), zlib.crc32(payload)) + payload)
 
     def write(
         self, kind: Kind, worker: int, incarnation: int, work: int, version: int, program: int,
@@ -152,11 +158,7 @@ class TraceWriter:
         payload = _EVENT.pack(
             kind, worker, incarnation, work & 0xFFFFFFFF, version, program, data, time
         )
-        self._file.write(_FRAME.pack(len(payload), zlib.crc32(payload)) + payload)
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+        os.write(self._file, _FRAME.pack(len(payload), zlib.crc32(payload)) + payload)
 
 
 class Trace:
