@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -59,8 +60,16 @@ def test_all_modes_see_the_same_examples_and_lockstep_waits() -> None:
         assert run["curve"][-1]["accuracy"] >= 0.9
         assert run["seconds_to_target"] <= run["seconds"]
         assert not run["is_tuned"]
+        assert overlaps(run["timeline"]["spans"]) == []
         assert {span[3] for span in run["timeline"]["spans"]} <= {"compute", "wait", "dropped"}
     assert result["recommendation"]["run"] in {run["name"] for run in runs.values()}
+
+
+def overlaps(spans: list[list[Any]]) -> list[list[Any]]:
+    """Spans that begin before the one before them on the same worker has ended."""
+    ordered = sorted(spans)
+    pairs = itertools.pairwise(ordered)
+    return [b for a, b in pairs if a[0] == b[0] and b[1] < a[2] - 1e-9]
 
 
 def test_the_same_seed_gives_the_same_result() -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.store.store import Push, Snapshot, Store, Update
 
     Combine = Callable[[Sequence[tuple[Push, int]]], Update]
+    _Held = tuple[Push, float, float, float]
 
 
 @dataclasses.dataclass(slots=True)
@@ -75,7 +76,7 @@ class Exchange:
         self._combine = combine
         self._record = record
         self._members: dict[int, _Member] = {}
-        self._held: dict[int, tuple[Push, float, float]] = {}
+        self._held: dict[int, _Held] = {}  # with wait, computation and time of arrival
         self._tickets = itertools.count()
 
     def join(self, worker: int, incarnation: int = 0) -> None:
@@ -103,6 +104,11 @@ class Exchange:
     def barrier(self) -> Hashable:
         """While this stays equal, workers that must wait have to; None: ask after each event."""
         return self._pace.barrier
+
+    @property
+    def has_held(self) -> bool:
+        """Whether pushes wait for their group."""
+        return bool(self._held)
 
     def must_wait(self, worker: int) -> bool:
         """Whether `may_pull` refuses a worker."""
@@ -144,7 +150,7 @@ class Exchange:
         if member is None:
             return self.refuse(push, f"worker:{push.worker} is no member", now)
         ticket = next(self._tickets)
-        self._held[ticket] = (push, member.wait, now - member.pulled_at)
+        self._held[ticket] = (push, member.wait, now - member.pulled_at, now)
         decisions = self._pace.push(push.worker, ticket, push.read_version, self.store.version)
         self._carry_out(decisions, now)
         for decision in decisions:
@@ -165,7 +171,7 @@ class Exchange:
 
     def refuse(self, push: Push, reason: str, now: float) -> Outcome:
         """Drops a push that the driver does not want to count."""
-        self._note(push, 0.0, 0.0, "dropped", self.store.version, now, reason)
+        self._note(push, 0.0, 0.0, now, "dropped", self.store.version, now, reason)
         return Outcome("dropped", reason)
 
     def _refused(self, push: Push, now: float) -> Outcome | None:
@@ -174,7 +180,7 @@ class Exchange:
             return None
         if not refusal.is_repetition:
             return self.refuse(push, refusal.reason, now)
-        self._note(push, 0.0, 0.0, "duplicate", self.store.version, now, refusal.reason)
+        self._note(push, 0.0, 0.0, now, "duplicate", self.store.version, now, refusal.reason)
         return Outcome("duplicate", refusal.reason)
 
     def run(self, update: Callable[[], Any], read_version: int) -> Any:
@@ -209,26 +215,25 @@ class Exchange:
                 held = self._held.pop(decision.ticket)
                 self._note(*held, "dropped", self.store.version, now, decision.reason)
 
-    def _apply(self, group: Sequence[tuple[Push, float, float]], now: float) -> None:
+    def _apply(self, group: Sequence[_Held], now: float) -> None:
         version = self.store.version
         first = group[0][0]
         try:
             if len(group) == 1:
                 self.store.apply(first.update, first.read_version)
             else:
-                stale = [(push, version - push.read_version) for push, _, _ in group]
+                stale = [(push, version - push.read_version) for push, *_ in group]
                 self.store.apply(self._combine(stale), first.read_version)
         except Exception as error:
-            for push, wait, compute in group:
-                reason = f"Its update failed: {error!r}"
-                self._note(push, wait, compute, "dropped", version, now, reason)
+            for held in group:
+                self._note(*held, "dropped", version, now, f"Its update failed: {error!r}")
             raise
-        for push, wait, compute in group:
-            self._note(push, wait, compute, "applied", version, now, "")
+        for held in group:
+            self._note(*held, "applied", version, now, "")
 
     def _note(
-        self, push: Push, wait: float, compute: float, outcome: str, version: int, now: float,
-        reason: str,
+        self, push: Push, wait: float, compute: float, came_at: float, outcome: str, version: int,
+        now: float, reason: str,
     ) -> None:  # fmt: skip
         staleness = version - push.read_version
         self._record(
@@ -243,5 +248,6 @@ class Exchange:
                 now,
                 push.examples,
                 reason,
+                now - came_at,
             )
         )

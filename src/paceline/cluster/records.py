@@ -22,6 +22,7 @@ class PushRecord:
         finished_at: time of the outcome, in the driver's seconds.
         examples: examples of the push.
         reason: why it was dropped.
+        held: seconds between its arrival and its outcome, in which it waited for its group.
     """
 
     worker: int
@@ -34,3 +35,4 @@ class PushRecord:
     finished_at: float
     examples: int = 0
     reason: str = ""
+    held: float = 0.0

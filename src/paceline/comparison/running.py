@@ -73,16 +73,17 @@ class _Timeline:
     def record(self, push: PushRecord) -> None:
         if push.worker >= len(self._counts) or push.outcome == "duplicate":
             return
-        began = push.finished_at - push.compute
+        ended = push.finished_at - push.held
+        began = ended - push.compute
         if self._end is not None and began - push.wait >= self._end:
             return
         if push.wait > 0:
             self._spans.append([push.worker, began - push.wait, began, "wait"])
         kind = "dropped" if push.outcome == "dropped" else "compute"
-        self._spans.append([push.worker, began, push.finished_at, kind])
+        self._spans.append([push.worker, began, ended, kind])
         self._counts[push.worker] += 1
         if self._end is None and self._counts[push.worker] == _STEPS_SHOWN:
-            self._end = push.finished_at
+            self._end = ended
 
     def as_dict(self) -> dict[str, Any]:
         end = max((s[2] for s in self._spans), default=0.0) if self._end is None else self._end

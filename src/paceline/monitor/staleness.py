@@ -83,7 +83,7 @@ class Statistics:
             if compute > 0:  # an update that the store runs itself has no time of a worker
                 bucket = buckets.of_seconds(compute)
                 counts.step_times[bucket] = counts.step_times.get(bucket, 0) + 1
-            started_at = finished_at - compute - wait
+            started_at = finished_at - push.held - compute - wait
             if started_at < self._started_at:
                 self._started_at = started_at
             if finished_at > self._finished_at:
