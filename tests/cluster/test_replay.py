@@ -125,6 +125,12 @@ class TestReplayed:
     def test_programs(self, path: Path, program: Callable[[Any], Any]) -> None:
         check_is_replayed(threads(4, path), program, path)
 
+    def test_what_is_held_when_all_work_has_ended(self, path: Path) -> None:
+        """It is applied when workers find no more work, perhaps while the program reads."""
+        pace = Softsync(3)
+        for _ in range(3):
+            check_is_replayed(threads(5, path), runs.per_worker_data, path, pace=pace)
+
     def test_workers_on_devices_of_their_own(self, path: Path) -> None:
         assert len(jax.local_devices()) > 1
         check_is_replayed(Local(2, record=path, deadline=DEADLINE_S), runs.schedule, path)

@@ -59,8 +59,13 @@ class Noting(ClusterDriver):
         """Seconds by this driver's clock; needs no lock."""
 
     def access(self) -> None:
-        if self._recording is not None and not self.session.dispatch.is_idle:
+        if self._recording is not None and not self._is_settled():
             self._at(Kind.ACCESS)
+
+    def _is_settled(self) -> bool:
+        """Whether nothing changes any more before the program does something."""
+        # What is held is applied when a worker has found no more work, or never.
+        return self.session.dispatch.is_idle and not self.session.exchange.has_held
 
     def note_trace(self, worker: Worker, *, is_alone: bool) -> None:
         """Called, without the lock, before a worker traces a step: the order decides names and

@@ -85,15 +85,14 @@ class ReplayDriver(Staged):
     def access(self) -> None:
         if self._stage.here is not None:
             return
-        dispatch = self.session.dispatch
         while self._failure is None and not self._is_over:
             following = self._next_of_program()
             if following is Kind.ACCESS:
                 self._at(Kind.ACCESS)
                 return
-            # It was not recorded: nothing was under way, so nothing must be now.
+            # It was not recorded: all was settled, so it must be now.
             is_at_end = self._place == len(self._trace.events)
-            if is_at_end or dispatch.is_idle or self._peek().kind.is_coordinators:
+            if is_at_end or self._is_settled() or self._peek().kind.is_coordinators:
                 return
             self._let_happen()
 
