@@ -110,11 +110,6 @@ class Exchange:
         """Whether pushes wait for their group."""
         return bool(self._held)
 
-    @property
-    def has_held(self) -> bool:
-        """Whether pushes wait for their group."""
-        return bool(self._held)
-
     def must_wait(self, worker: int) -> bool:
         """Whether `may_pull` refuses a worker."""
         return self._pace.must_wait(worker)
