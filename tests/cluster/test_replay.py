@@ -185,7 +185,8 @@ class TestReplayed:
         cluster = threads(2, path, lease_deadline=1e-6, grace=DEADLINE_S)
         trace = check_is_replayed(cluster, program, path)
         assert Kind.EXPIRE in [event.kind for event in trace.events]
-        assert [len(one) for one in visitors] == [2, 2]
+        recorded, replayed = visitors
+        assert len(recorded) == len(replayed) >= 2
 
     def test_a_wait_that_was_too_long(self, path: Path) -> None:
         """The error of the wait comes again, and what the program does about it."""

@@ -32,7 +32,7 @@ from paceline.virtual import LogNormal, Loss, Network, Pareto, Preemptions
 from virtual_runs import Descent, simulated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from paceline.monitor import PushRecord
 
@@ -300,45 +300,50 @@ def test_wrong_options_are_refused(options: dict[str, Any], text: str) -> None:
 # Lifetime -------------------------------------------------------------------------------------
 
 
-def own_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name.startswith("paceline simulated")]
+def own_threads(before: Collection[threading.Thread] = ()) -> list[threading.Thread]:
+    """Threads of simulated workers, but for those of earlier tests, which a failure may hold."""
+    alive = [t for t in threading.enumerate() if t.name.startswith("paceline simulated")]
+    return [thread for thread in alive if thread not in before]
 
 
-def await_end(dropped: weakref.ref[Any] | None = None) -> None:
+def await_end(
+    before: Collection[threading.Thread], dropped: weakref.ref[Any] | None = None
+) -> None:
     """Threads of dropped strategies end soon, and not before the collector has run."""
     last = time.monotonic() + 60
-    while own_threads() or (dropped is not None and dropped() is not None):
-        assert time.monotonic() < last, (own_threads(), dropped)
+    while own_threads(before) or (dropped is not None and dropped() is not None):
+        assert time.monotonic() < last, (own_threads(before), dropped)
         gc.collect()
 
 
 def test_a_dropped_strategy_leaves_no_thread() -> None:
-    await_end()
+    before = own_threads()
     descent = Descent(simulated(8), 0.1)
     descent.run(16)
-    assert len(own_threads()) == 8
+    assert len(own_threads(before)) == 8
     dropped = weakref.ref(descent.strategy)
     del descent
-    await_end(dropped)
+    await_end(before, dropped)
 
 
 def test_a_strategy_that_is_dropped_in_the_midst_leaves_no_thread() -> None:
     """Its workers stand still in their steps, which hold the strategy until it is stopped."""
-    await_end()
+    before = own_threads()
     descent = Descent(simulated(4, compute=Pareto(scale=1.0)), 0.1)
     values = [descent.coordinator.schedule(descent.step) for _ in range(16)]
     values[0].fetch()
     dropped = weakref.ref(descent.strategy)
     descent.strategy.driver.stop()
     del descent, values
-    await_end(dropped)
+    await_end(before, dropped)
 
 
 def test_twenty_strategies_one_after_the_other() -> None:
+    before = own_threads()
     keras.utils.clear_session()
     for _ in range(20):
         strategy = simulated(3)
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         assert coordinator.schedule(lambda: 1).fetch() == 1
         strategy.driver.stop()
-    await_end()
+    await_end(before)
