@@ -253,9 +253,11 @@ class Driving(Noting):
 
     def check(self, worker: Worker) -> None:
         """Raises if what `worker` runs was called off, or it was replaced."""
-        with handover:
-            self._at(Kind.TOUCH, worker)
-            self._check(worker)
+        # A thread that traces comes here with the lock of traces: who has this one may want that.
+        if self.is_traced:
+            with handover:
+                self._at(Kind.TOUCH, worker)
+        self._check(worker)
 
     def _check(self, worker: Worker) -> None:
         if worker.work is not None and self._is_called_off(worker):
