@@ -137,7 +137,47 @@ class TestKeptRuns:
         x, y = blobs().train
         run(dataclasses.replace(blobs(), train=(x + 1, y)))
         run(dataclasses.replace(blobs(), batch_size=4))
-        assert len(list((tmp_path / "runs").iterdir())) == 3
+        run(dataclasses.replace(blobs(), source="another program"))
+        run(dataclasses.replace(blobs(), evaluate=lambda model: {"loss": 1.0}))
+        assert len(list((tmp_path / "runs").iterdir())) == 5
+
+
+def test_a_loss_by_name_trains_as_the_loss_itself() -> None:
+    def curve(loss: Any) -> list[Any]:
+        def make_model() -> Any:
+            model = keras.Sequential([keras.layers.Dense(2, activation="softmax")])
+            model.compile(optimizer=keras.optimizers.SGD(0.3), loss=loss)
+            return model
+
+        experiment = dataclasses.replace(blobs(), make_model=make_model)
+        return compare(experiment, modes=["async"], workers=2, points=2)["runs"][0]["curve"]
+
+    named = curve("sparse_categorical_crossentropy")
+    for one, other in zip(named, curve(keras.losses.SparseCategoricalCrossentropy()), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        assert one["accuracy"] == other["accuracy"]
+
+
+def test_two_classes_by_one_output() -> None:
+    def accuracy(activation: str | None) -> float:
+        def make_model() -> Any:
+            model = keras.Sequential([keras.layers.Dense(1, activation=activation)])
+            loss = keras.losses.BinaryCrossentropy(from_logits=activation is None)
+            model.compile(optimizer=keras.optimizers.SGD(0.3), loss=loss)
+            return model
+
+        train, test = blobs().train, blobs().test
+        experiment = dataclasses.replace(
+            blobs(),
+            make_model=make_model,
+            train=(train[0], train[1][:, None]),
+            test=(test[0], test[1][:, None]),
+        )
+        result = compare(experiment, modes=["async"], workers=2, points=1)
+        return result["runs"][0]["curve"][-1]["accuracy"]
+
+    assert accuracy(None) == pytest.approx(accuracy("sigmoid"), abs=0.04)
+    assert accuracy(None) >= 0.9
 
 
 class TestModes:

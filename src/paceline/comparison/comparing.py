@@ -170,12 +170,23 @@ def _fingerprint(experiment: Experiment, setting: Setting) -> str:
         repr(setting),
         re.sub(r'_\d+"', '"', config),  # Keras numbers names by how many there were before
         repr((experiment.batch_size, experiment.examples)),
+        experiment.source,
+        _code_of(experiment.evaluate),
         *(f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES),
     ):
         digest.update(part.encode())
     for array in (*experiment.train, *experiment.test):
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:24]
+
+
+def _code_of(function: Any) -> str:
+    """What tells a function from another one; addresses of functions within do not count."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    constants = [one for one in code.co_consts if not hasattr(one, "co_code")]
+    return repr((code.co_code, code.co_names, constants))
 
 
 def _name_apart(runs: list[dict[str, Any]]) -> None:

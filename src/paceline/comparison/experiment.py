@@ -32,6 +32,8 @@ class Experiment:
         examples: how many to train on in all; the training data are repeated. Default: 5 times all.
         evaluate: returns figures by name for a model, on the coordinator and without virtual time.
             Default: the model's loss on the test data, and accuracy where it classifies.
+        source: the text of the program that it came from: runs of another text are not taken for
+            runs of this one.
 
     Raises:
         InvalidArgument: no examples, or sizes that do not fit.
@@ -44,6 +46,7 @@ class Experiment:
     batch_size: int = 32
     examples: int = 0
     evaluate: Callable[[Any], dict[str, float]] | None = None
+    source: str = ""
 
     def __post_init__(self) -> None:
         num_train = len(self.train[0])
@@ -90,6 +93,7 @@ class Experiment:
             batch_size=names.get("BATCH_SIZE", 32),
             examples=names.get("EXAMPLES", 0),
             evaluate=names.get("evaluate"),
+            source=path.read_text(encoding="utf-8"),
         )
 
     def batches(self, seed: int) -> Any:
@@ -132,7 +136,8 @@ class Judge:
         loss: Any = self._loss
         figures = {"loss": float(np.mean(np.asarray(loss(self._y, predicted))))}
         if "crossentropy" in str(getattr(loss, "name", loss)).lower():
-            figures["accuracy"] = float(np.mean(_classes(predicted) == self._true_classes()))
+            classes = _classes(predicted, _middle(loss))
+            figures["accuracy"] = float(np.mean(classes == self._true_classes()))
         return figures
 
     def _true_classes(self) -> np.ndarray:
@@ -141,11 +146,17 @@ class Judge:
         return y.argmax(-1) if is_one_hot else y.reshape(len(y))
 
 
-def _classes(predicted: np.ndarray) -> np.ndarray:
+def _middle(loss: Any) -> float:
+    """The output of a model that cannot tell two classes apart."""
+    config = loss.get_config() if hasattr(loss, "get_config") else {}
+    return 0.0 if config.get("from_logits") else 0.5
+
+
+def _classes(predicted: np.ndarray, middle: float) -> np.ndarray:
     """The class that is predicted for each example; one column is the second of two."""
     if predicted.ndim == 2 and predicted.shape[1] > 1:
         return predicted.argmax(-1)
-    return (predicted.reshape(len(predicted)) > 0.5).astype(int)
+    return (predicted.reshape(len(predicted)) > middle).astype(int)
 
 
 def digits() -> Experiment:

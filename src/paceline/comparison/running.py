@@ -169,7 +169,8 @@ def _train(
     @function
     def step(x: Any, y: Any) -> None:
         with GradientTape() as tape:
-            loss = loss_of(y, model(x, training=True)) + sum(model.losses)
+            # A loss given by its name is a function, which gives one value for each example.
+            loss = keras.ops.mean(loss_of(y, model(x, training=True))) + sum(model.losses)
         optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
 
     total = math.ceil(experiment.examples / experiment.batch_size)
