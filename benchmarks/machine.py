@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import environments
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def description() -> dict[str, str]:
@@ -20,6 +25,17 @@ def description() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
+
+
+def report(name: str, rows: list[dict[str, Any]], console: Console, *shown: Any) -> None:
+    """Prints the machine and what is shown, and writes the rows to `.benchmarks/NAME.json`."""
+    about = description()
+    console.print(", ".join(f"{key} {value}" for key, value in about.items()))
+    for part in shown:
+        console.print(part)
+    path = environments.FOLDER / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"machine": about, "rows": rows}, indent=2) + "\n")
 
 
 def _commit() -> str:

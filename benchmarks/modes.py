@@ -9,10 +9,8 @@ all are within two points.
 
 from __future__ import annotations
 
-import json
 import sys
 
-import environments
 import machine
 from rich.console import Console
 
@@ -47,9 +45,7 @@ def main() -> int:
     }
     for check, is_met in checks.items():
         console.print(f"{check}: {'[green]yes[/green]' if is_met else '[red]no[/red]'}")
-    environments.FOLDER.mkdir(exist_ok=True)
-    text = json.dumps({"machine": machine.description(), "results": results}, indent=1)
-    (environments.FOLDER / "modes.json").write_text(text + "\n")
+    machine.report("modes", list(results.values()), console)
     return 0 if all(checks.values()) else 1
 
 

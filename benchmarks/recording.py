@@ -8,7 +8,6 @@ Exits with 1 when a recorded run takes more than 3 % longer, as the median over 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -16,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import environments
 import machine
 import numpy as np
 from measuring import Spread
@@ -127,17 +125,11 @@ def main() -> int:
                     "met": met,
                 }
             )
-    console = Console()
-    about = machine.description()
-    console.print(", ".join(f"{key} {value}" for key, value in about.items()))
-    console.print(table)
-    console.print(
+    note = (
         f"{STEPS} steps of {BATCH} on {WORKERS} workers; medians of {rounds} rounds in turns; "
         f"target {TARGET}"
     )
-    result = environments.FOLDER / "recording.json"
-    result.parent.mkdir(parents=True, exist_ok=True)
-    result.write_text(json.dumps({"machine": about, "rows": rows}, indent=2) + "\n")
+    machine.report("recording", rows, Console(), table, note)
     return int(not all(row["met"] for row in rows))
 
 

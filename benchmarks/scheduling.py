@@ -9,13 +9,11 @@ function.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import environments
 import machine
 from measuring import Spread
 from rich.console import Console
@@ -86,16 +84,8 @@ def main() -> int:
                     "met": met,
                 }
             )
-    console = Console()
-    about = machine.description()
-    console.print(", ".join(f"{key} {value}" for key, value in about.items()))
-    console.print(table)
-    console.print(
-        f"{WORKERS} workers; median (range) of {rounds} rounds; target {TARGET_US:.0f} us"
-    )
-    result = environments.FOLDER / "scheduling.json"
-    result.parent.mkdir(parents=True, exist_ok=True)
-    result.write_text(json.dumps({"machine": about, "rows": rows}, indent=2) + "\n")
+    note = f"{WORKERS} workers; median (range) of {rounds} rounds; target {TARGET_US:.0f} us"
+    machine.report("scheduling", rows, Console(), table, note)
     return int(any(row["met"] is False for row in rows))
 
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import environments
 import jax
 import machine
 import numpy as np
@@ -160,14 +158,8 @@ def main() -> int:
             f"rehearsed pushes a second, {name}", f"{spread:,.0f}", f"{PUSHES_A_SECOND:,}",
             _word(met),
         )  # fmt: skip
-    console = Console()
-    about = machine.description()
-    console.print(", ".join(f"{key} {value}" for key, value in about.items()))
-    console.print(table)
-    console.print(f"plain loop: {Spread.of(rates):,.0f} gradients a second, batch {BATCH}")
-    environments.FOLDER.mkdir(exist_ok=True)
-    result = json.dumps({"machine": about, "rows": rows}, indent=2)
-    (environments.FOLDER / "simulation.json").write_text(result + "\n")
+    note = f"plain loop: {Spread.of(rates):,.0f} gradients a second, batch {BATCH}"
+    machine.report("simulation", rows, Console(), table, note)
     return 0 if all(row["met"] for row in rows) else 1
 
 

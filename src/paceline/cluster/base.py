@@ -5,6 +5,9 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any
 
+import jax
+
+from paceline.devices import resolve
 from paceline.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -38,6 +41,23 @@ class Cluster(abc.ABC):
     @abc.abstractmethod
     def server_device(self) -> Any:
         """The device that holds the variables."""
+
+
+class OnOneDevice(Cluster):
+    """A cluster whose workers compute in turn, all on one device."""
+
+    def _place(self, device: Any) -> None:
+        """Notes the device: a name, a `jax.Device`, or None for the first one of the process."""
+        self._device = None if device is None else resolve([device])[0]
+
+    @property
+    def devices(self) -> tuple[Any, ...]:
+        """The device of each worker: one for all."""
+        return (self.server_device(),) * self.workers
+
+    def server_device(self) -> Any:
+        """The device that holds the variables."""
+        return self._device or jax.local_devices()[0]
 
 
 def check_counts(**counts: int) -> None:

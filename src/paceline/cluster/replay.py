@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import jax
-
-from paceline.cluster.base import Cluster
+from paceline.cluster.base import OnOneDevice
 from paceline.cluster.replay_driver import ReplayDriver
 from paceline.cluster.trace import Trace
-from paceline.devices import resolve
 from paceline.errors import ReplayError
 
 if TYPE_CHECKING:
@@ -29,7 +26,7 @@ _MUST_AGREE = (
 )
 
 
-class Replay(Cluster):
+class Replay(OnOneDevice):
     """Runs what another cluster recorded, event by event, on one device.
 
     The program that recorded the trace runs unchanged with this cluster in the place of the other
@@ -59,16 +56,7 @@ class Replay(Cluster):
         self.servers = int(self.trace.header["servers"])
         self.lease_deadline = self.trace.header.get("lease_deadline")
         self.deadline = deadline
-        self._device = None if device is None else resolve([device])[0]
-
-    @property
-    def devices(self) -> tuple[Any, ...]:
-        """The device of each worker: one for all."""
-        return (self.server_device(),) * self.workers
-
-    def server_device(self) -> Any:
-        """The device that holds the variables."""
-        return self._device or jax.local_devices()[0]
+        self._place(device)
 
     def open(self, session: Session) -> ReplayDriver:
         """Returns a driver that stands before the first event.

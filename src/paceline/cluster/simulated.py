@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import jax
-
-from paceline.cluster.base import Cluster, check_counts
+from paceline.cluster.base import OnOneDevice, check_counts
 from paceline.cluster.simulated_driver import SimulatedDriver
-from paceline.devices import resolve
 from paceline.errors import InvalidArgument
 from paceline.virtual.faults import FaultPlan
 from paceline.virtual.latency import Latency, latency_of
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
     from paceline.virtual.faults import Loss, Preemptions
 
 
-class Simulated(Cluster):
+class Simulated(OnOneDevice):
     """Hundreds of workers with the real gradients of the real model, while time is virtual.
 
     What workers compute is computed, one after the other, on one device; how long that takes, how
@@ -86,16 +83,7 @@ class Simulated(Cluster):
         self.deadline = deadline
         self.lease_deadline = lease_deadline
         self.record = record
-        self._device = None if device is None else resolve([device])[0]
-
-    @property
-    def devices(self) -> tuple[Any, ...]:
-        """The device of each worker: one for all."""
-        return (self.server_device(),) * self.workers
-
-    def server_device(self) -> Any:
-        """The device that holds the variables."""
-        return self._device or jax.local_devices()[0]
+        self._place(device)
 
     def open(self, session: Session) -> SimulatedDriver:
         """Returns a driver, whose clock stands at 0."""

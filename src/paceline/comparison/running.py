@@ -170,7 +170,8 @@ def _train(
     def step(x: Any, y: Any) -> None:
         with GradientTape() as tape:
             # A loss given by its name is a function, which gives one value for each example.
-            loss = keras.ops.mean(loss_of(y, model(x, training=True))) + sum(model.losses)
+            mean: Any = keras.ops.mean(loss_of(y, model(x, training=True)))
+            loss = mean + sum(model.losses)
         optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
 
     total = math.ceil(experiment.examples / experiment.batch_size)
