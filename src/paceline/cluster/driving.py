@@ -9,12 +9,11 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any
 
-from paceline.cluster.instructions import Cancelled, Dropped, Failed, Interrupt, Requeued
-from paceline.cluster.noting import Noting, text_mark
+from paceline.cluster.noting import text_mark
+from paceline.cluster.staffing import Staffing
 from paceline.cluster.trace import Kind
 from paceline.cluster.work import Work
 from paceline.cluster.worker import Worker
-from paceline.errors import Cancelled as CancelledError
 from paceline.errors import ContextError, Unavailable, WorkerLost
 from paceline.program import context
 from paceline.program.handover import handover
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.store.store import Push, Snapshot
 
 
-class Driving(Noting):
+class Driving(Staffing):
     """Feeds the machines of one strategy.
 
     One lock guards the machines and what variables hold; a worker computes outside of it.
@@ -41,40 +40,21 @@ class Driving(Noting):
 
     def __init__(self, cluster: Cluster, session: Session) -> None:
         super().__init__(cluster, session)
-        self._workers: dict[int, Worker] = {}
-        self._absent: set[int] = set()  # workers that were lost and are not back
         self._resting: set[Worker] = set()
         self._is_all_in = False  # whether everybody takes part
-        self._interrupted: dict[int, Work] = {}
         self._is_closing = False
         self._is_released = False
         self._is_over = False
-        self._progress = self.now()
-        self._has_left_work = False  # a worker that may not start yet left it to others
-        self._called_off_at = 0.0
         self._lost_server = ""
         self._num_works = 0
 
-    # How time passes, and how one waits: always called with the lock held ------------------------
-
-    @abc.abstractmethod
-    def _start(self, index: int) -> Worker:
-        """Returns a new worker with that number, which looks for work from now on."""
-
-    @abc.abstractmethod
-    def _ring(self, *, for_one: bool = False) -> None:
-        """Has idle workers look for work; any one of them is enough where `for_one`."""
-
     @abc.abstractmethod
     def _wait_until(self, is_met: Callable[[], bool], what: str) -> None:
-        """Waits for a condition, as long as anything moves.
+        """Waits for a condition, with the lock held, as long as anything moves.
 
         Raises:
             WaitTimeout: nothing moves any more.
         """
-
-    def _wake(self) -> None:
-        """Has everybody who waits look again."""
 
     # For the coordinator ----------------------------------------------------------------------
 
@@ -259,19 +239,7 @@ class Driving(Noting):
                 self._at(Kind.TOUCH, worker)
         self._check(worker)
 
-    def _check(self, worker: Worker) -> None:
-        if worker.work is not None and self._is_called_off(worker):
-            raise CancelledError(
-                f"What worker:{worker.index} runs was called off. Received: {worker.work!r}, which "
-                "touches a variable after that. Let the error pass."
-            )
-
     # For the threads --------------------------------------------------------------------------
-
-    def worker(self, index: int, incarnation: int) -> Worker | None:
-        """The worker of that number, unless it was replaced."""
-        worker = self._workers.get(index)
-        return worker if worker is not None and worker.incarnation == incarnation else None
 
     def take(self, worker: Worker) -> Work | None:
         """The next work of `worker`, which is let go if it is to be; called with the lock held."""
@@ -390,11 +358,6 @@ class Driving(Noting):
         exchange = self.session.exchange
         return not all(exchange.must_wait(index) for index in self._workers)
 
-    def _return_to_what_was_left(self) -> None:
-        if self._has_left_work:
-            self._has_left_work = False
-            self._ring()
-
     def _expire(self, now: float) -> None:
         """Takes back the leases whose deadline has passed."""
         instructions = self.session.dispatch.expire(now)
@@ -446,60 +409,7 @@ class Driving(Noting):
         incarnation = self.session.dispatch.ledger.incarnation(index)
         return Worker(self, index, incarnation, self._cluster.devices[index])
 
-    def _replace(self, worker: Worker, instructions: Sequence[Any]) -> None:
-        """Puts a new incarnation in the place of a worker."""
-        self._take_away(worker, instructions)
-        self._bring_back(worker.index)
-
-    def _take_away(self, worker: Worker, instructions: Sequence[Any]) -> None:
-        """Ends a worker: what it still does is ignored."""
-        index, work = worker.index, worker.work
-        self._interrupted.pop(index, None)
-        exchange, now = self.session.exchange, self._noted_at  # of the event that this follows
-        dispatch = self.session.dispatch
-        if work is not None and work.is_one_push and not work.has_ended:
-            if worker.dropped:
-                dropped = dispatch.dropped(index, worker.incarnation, work, worker.dropped)
-                instructions = [*instructions, *dropped]
-            elif dispatch.finished(index, worker.incarnation, work):  # only the result is lost
-                work.finish(None)
-        del self._workers[index]
-        exchange.leave(index, now)
-        self._carry_out(instructions)
-
-    def _bring_back(self, index: int) -> None:
-        """Starts the next incarnation of a worker."""
-        worker = self._workers[index] = self._start(index)
-        self.session.exchange.join(index, worker.incarnation)
-        self._ring()  # the old thread, if it is idle, and others for its work
-        self._note_progress(self.now())
-
-    def _is_called_off(self, worker: Worker) -> bool:
-        is_replaced = self._workers.get(worker.index) is not worker
-        return is_replaced or self._interrupted.get(worker.index) is worker.work
-
     # Waiting ----------------------------------------------------------------------------------
-
-    def _note_progress(self, now: float) -> None:
-        self._progress = now
-        self._return_to_what_was_left()
-        self._wake()
-
-    def _carry_out(self, instructions: Sequence[Any]) -> None:
-        for instruction in instructions:
-            if isinstance(instruction, Cancelled):
-                instruction.item.cancel(instruction.reason)
-            elif isinstance(instruction, Interrupt):
-                self._interrupted[instruction.worker] = instruction.item
-                self._called_off_at = self.now()
-            elif isinstance(instruction, Failed):
-                instruction.item.fail(instruction.error)
-            elif isinstance(instruction, Dropped):
-                instruction.item.finish(instruction.item.result)
-            elif isinstance(instruction, Requeued):
-                self._ring()
-        if instructions:
-            self._wake()
 
     def _raise_error(self, *, is_waiting: bool) -> None:
         """Raises the first error of earlier work, once, when nothing of it runs any more."""
