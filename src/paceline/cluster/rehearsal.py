@@ -78,7 +78,7 @@ class Rehearsal:
         self._steps = [0] * cluster.workers
         self._losses = cluster.faults.in_steps()
         self._waiting: dict[int, None] = {}  # may not start before the barrier goes
-        self._barrier: Any = None
+        self._barrier: Any = None  # as it was when these looked last
         self._present: dict[int, int] = {}  # incarnations
         self._lives = [self._generator(index, 1) for index in range(cluster.workers)]
         self._seconds = [
@@ -122,7 +122,7 @@ class Rehearsal:
         exchange, now, incarnation = self._exchange, self.clock.now, self._present[worker]
         if exchange.holds_starts and exchange.must_wait(worker):
             exchange.ask(worker, now)
-            self._wait(worker)
+            self._waiting[worker] = None
             return
         lease = self.ledger.lease(worker, incarnation, now)
         if lease is None:
@@ -179,12 +179,6 @@ class Rehearsal:
     def _go_on(self, worker: int, incarnation: int) -> None:
         if self._present.get(worker) == incarnation:
             self._look(worker)
-
-    def _wait(self, worker: int) -> None:
-        barrier = self._exchange.barrier
-        if barrier != self._barrier:
-            self._barrier = barrier
-        self._waiting[worker] = None
 
     def _let_waiting_look(self) -> None:
         waiting, self._waiting = self._waiting, {}

@@ -31,6 +31,18 @@ _RULE_WORDS = {
 }
 
 
+_PLAIN: dict[str, Callable[[int], tuple[str, Pace]]] = {
+    "lockstep": lambda _: ("lockstep", Synchronous()),
+    "async": lambda _: ("asynchronous", Asynchronous()),
+}
+_COUNTED: dict[str, Callable[[int], tuple[str, Pace]]] = {
+    "backups": lambda count: (f"lockstep, {count} backups", Synchronous(backups=count)),
+    "bounded": lambda count: (f"staleness bound {count}", BoundedStaleness(count)),
+    "softsync": lambda count: (f"groups of {count}", Softsync(count)),
+    "async": lambda count: (f"asynchronous, at most {count} stale", Asynchronous(count)),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Mode:
     """One way to train.
@@ -58,27 +70,14 @@ class Mode:
             InvalidArgument: something else.
         """
         pace_text, _, rule = text.partition("/")
-        kind, _, count = pace_text.partition(":")
-        number = int(count) if count.isdecimal() else None
-        known: dict[str, Callable[[], tuple[str, Pace]] | None] = {
-            "lockstep": lambda: ("lockstep", Synchronous()),
-            "async": lambda: ("asynchronous", Asynchronous()),
-        }
-        if number is not None:
-            known |= {
-                "lockstep": None,
-                "backups": lambda: (f"lockstep, {number} backups", Synchronous(backups=number)),
-                "bounded": lambda: (f"staleness bound {number}", BoundedStaleness(number)),
-                "softsync": lambda: (f"groups of {number}", Softsync(number)),
-                "async": lambda: (f"asynchronous, at most {number} stale", Asynchronous(number)),
-            }
-        make = known.get(kind)
-        if make is None or (count and number is None) or (rule and rule not in _RULES):
+        kind, colon, count = pace_text.partition(":")
+        make = _COUNTED.get(kind) if colon else _PLAIN.get(kind)
+        if make is None or (colon and not count.isdecimal()) or (rule and rule not in _RULES):
             raise InvalidArgument(
                 "A mode is lockstep, backups:N, bounded:N, softsync:N, async or async:N, perhaps "
                 f"with a rule, as in async/{'|'.join(_RULES)}. Received: {text!r}."
             )
-        name, pace = make()
+        name, pace = make(int(count or 0))
         if rule:
             name = f"{name}, {_RULE_WORDS[rule]}"
         return cls(name, pace, _RULES[rule]() if rule else StalenessScaled())
