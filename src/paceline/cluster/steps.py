@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import re
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from paceline.program.function import Function
     from paceline.program.split_scope import Feed
     from paceline.store.rules import UpdateRule
+
+
+_NOTHING = contextlib.nullcontext()
 
 
 class Step:
@@ -121,6 +125,7 @@ class Steps:
         leaves: list[Any],
         tree: Any,
         note: Callable[[bool], None] = lambda is_alone: None,
+        guard: Any = _NOTHING,
     ) -> tuple[Step, list[list[Any]]]:
         """The step for a call, and the batches that this call takes, as leaves.
 
@@ -128,6 +133,7 @@ class Steps:
             function: the function.
             leaves, tree: the flattened arguments.
             note: called before anything is traced, and again when no other thread traces.
+            guard: entered before the lock of traces, by whoever takes another lock under that.
 
         Raises:
             StopIteration: an iterator among the arguments is exhausted.
@@ -142,7 +148,7 @@ class Steps:
         if (found := _matching(known, batches)) is not None:
             return found, [leaves for leaves, _ in batches]
         note(False)
-        with self._lock:
+        with guard, self._lock:
             known = self._forms.setdefault(function, {}).setdefault(key, [])
             if known and not batches:  # another thread has traced it meanwhile
                 batches = _take(known[-1].feeds, own)

@@ -13,6 +13,7 @@ from paceline.cluster.trace import fingerprint_of
 from paceline.cluster.vigil import Probe
 from paceline.program import nest
 from paceline.program.function import is_array
+from paceline.program.handover import handover
 from paceline.store.step_update import StepUpdate
 from paceline.store.store import Push
 
@@ -92,7 +93,8 @@ class Worker:
         session = self.driver.session
         self._is_tracing = True
         try:
-            step, batches = session.steps.find(function, leaves, tree, self._note_trace)
+            noting = (self._note_trace, handover) if self.driver.is_traced else ()
+            step, batches = session.steps.find(function, leaves, tree, *noting)
         finally:
             self._is_tracing = False
         arrays = self._here([leaf for leaf in leaves if is_array(leaf)])
@@ -169,8 +171,7 @@ class Worker:
             self._marks = 0, fingerprint_of(arrays)
 
     def _note_trace(self, is_alone: bool) -> None:
-        if self.driver.is_traced:
-            self.driver.note_trace(self, is_alone=is_alone)
+        self.driver.note_trace(self, is_alone=is_alone)
 
     def take_marks(self) -> tuple[int, int]:
         """Fingerprints of the program and the data that it meets the store with, for a trace."""
