@@ -93,8 +93,9 @@ class Worker:
         session = self.driver.session
         self._is_tracing = True
         try:
-            noting = (self._note_trace, handover) if self.driver.is_traced else ()
-            step, batches = session.steps.find(function, leaves, tree, *noting)
+            traced = {"note": self._note_trace, "guard": handover}
+            options: dict[str, Any] = traced if self.driver.is_traced else {}
+            step, batches = session.steps.find(function, leaves, tree, **options)
         finally:
             self._is_tracing = False
         arrays = self._here([leaf for leaf in leaves if is_array(leaf)])
