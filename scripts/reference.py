@@ -1,6 +1,7 @@
 """Writes docs/reference.md from the docstrings of the public names.
 
-`python scripts/reference.py` writes the file; a test fails while it differs.
+`python scripts/reference.py` writes the file; with `--check`, as in scripts/check, it fails while
+the file differs.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import enum
 import importlib
 import inspect
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -161,4 +163,7 @@ def reference() -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(reference(), encoding="utf-8")
+    if "--check" not in sys.argv:
+        FILE.write_text(reference(), encoding="utf-8")
+    elif FILE.read_text(encoding="utf-8") != reference():
+        sys.exit(f"{FILE} is not what the docstrings say. To write it: python scripts/reference.py")
