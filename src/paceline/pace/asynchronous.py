@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
-from paceline.pace.base import Pace, PaceMachine, check_count
+from paceline.pace.base import Apply, Drop, Pace, PaceMachine, check_count
+
+if TYPE_CHECKING:
+    from paceline.pace.base import Decision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +56,11 @@ class AsynchronousMachine(PaceMachine):
     def __init__(self, max_staleness: int | None) -> None:
         super().__init__()
         self._max_staleness = max_staleness
+        self._why_apply = (
+            "A free-running pace applies every push at once."
+            if max_staleness is None
+            else f"Its staleness is within the largest allowed, {max_staleness}."
+        )
 
     def _must_wait(self, worker: int) -> bool:
         return False
@@ -59,21 +68,11 @@ class AsynchronousMachine(PaceMachine):
     def _why_wait(self, worker: int) -> str:
         return ""
 
-    def _why_drop(self, worker: int, pulled_in: int | None, staleness: int) -> str:
+    def _decide(self, worker: int, ticket: int, staleness: int) -> Decision:
         if self._max_staleness is None or staleness <= self._max_staleness:
-            return ""
-        return (
+            return Apply((ticket,), self._why_apply)
+        return Drop(
+            ticket,
             f"Worker {worker} pushed with staleness {staleness}, above the largest allowed, "
-            f"{self._max_staleness}."
+            f"{self._max_staleness}.",
         )
-
-    def _must_hold(self) -> bool:
-        return False
-
-    def _why_hold(self) -> str:
-        return ""
-
-    def _why_apply(self) -> str:
-        if self._max_staleness is None:
-            return "A free-running pace applies every push at once."
-        return f"Its staleness is within the largest allowed, {self._max_staleness}."

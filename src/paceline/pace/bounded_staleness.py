@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from paceline.pace.base import Pace, PaceMachine, check_count
+from paceline.pace.base import Apply, Pace, PaceMachine, check_count
 from paceline.pace.members import name_workers
 from paceline.pace.synchronous import Synchronous
 
@@ -63,25 +63,17 @@ class BoundedStalenessMachine(PaceMachine):
         return self._members.slowest_clock
 
     def _must_wait(self, worker: int) -> bool:
-        return self._members.slowest_clock < self._members.live[worker] - self._bound
+        return self._members.slowest_clock < self._members.clocks[worker] - self._bound
 
     def _why_wait(self, worker: int) -> str:
-        clocks = self._members.live
+        clocks = self._members.clocks
         first = clocks[worker] - self._bound
-        behind = name_workers([other for other, clock in clocks.items() if clock < first])
+        behind = name_workers([other for other in self._members.live if clocks[other] < first])
         return (
             f"Worker {worker} has finished clock {clocks[worker]} and may be at most "
             f"{self._bound} ahead: it waits for {behind} to finish clock {first}."
         )
 
-    def _why_drop(self, worker: int, pulled_in: int | None, staleness: int) -> str:
-        return ""
-
-    def _must_hold(self) -> bool:
-        return False
-
-    def _why_hold(self) -> str:
-        return ""
-
-    def _why_apply(self) -> str:
-        return "Bounded staleness holds back starts, never pushes."
+    def _decide(self, worker: int, ticket: int, staleness: int) -> Apply:
+        self._members.tick(worker)
+        return Apply((ticket,), "Bounded staleness holds back starts, never pushes.")

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
-from paceline.pace.base import Pace, PaceMachine, check_count
+from paceline.pace.base import Pace, check_count
+from paceline.pace.gathering import GatheringMachine
+
+if TYPE_CHECKING:
+    from paceline.pace.base import Decision, PaceMachine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Softsync(Pace):
         return SoftsyncMachine(self.pushes)
 
 
-class SoftsyncMachine(PaceMachine):
+class SoftsyncMachine(GatheringMachine):
     """The groups of one run."""
 
     holds_starts = False
@@ -57,8 +62,8 @@ class SoftsyncMachine(PaceMachine):
     def _why_wait(self, worker: int) -> str:
         return ""
 
-    def _why_drop(self, worker: int, pulled_in: int | None, staleness: int) -> str:
-        return ""
+    def _decide(self, worker: int, ticket: int, staleness: int) -> Decision:
+        return self._gather(ticket)
 
     def _must_hold(self) -> bool:
         # Without a live member nobody would ever fill the group.

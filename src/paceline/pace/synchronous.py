@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from paceline.pace.base import Pace, PaceMachine, check_count
+from paceline.pace.base import Drop, Pace, check_count
+from paceline.pace.gathering import GatheringMachine
 from paceline.pace.members import name_workers
 
 if TYPE_CHECKING:
-    from paceline.pace.base import Apply, Decision
+    from paceline.pace.base import Apply, Decision, PaceMachine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +55,16 @@ class Synchronous(Pace):
         return SynchronousMachine(self.backups)
 
 
-class SynchronousMachine(PaceMachine):
+class SynchronousMachine(GatheringMachine):
     """The rounds of one run."""
 
     def __init__(self, backups: int) -> None:
         super().__init__()
         self._backups = backups
+        # The round in which each computing worker pulled.
+        self._pulled_in: dict[int, int] = {}
+        # Who has pushed in this round.
+        self._givers: set[int] = set()
         # The live members that have not pushed in this round. Counting pushes instead would let the
         # push of a worker that left stand in for one that is still to come.
         self._missing: dict[int, None] = {}
@@ -74,6 +79,7 @@ class SynchronousMachine(PaceMachine):
             self._missing[worker] = None
 
     def leave(self, worker: int) -> list[Decision]:
+        self._pulled_in.pop(worker, None)
         self._missing.pop(worker, None)
         return super().leave(worker)
 
@@ -81,12 +87,22 @@ class SynchronousMachine(PaceMachine):
         self._missing.pop(worker, None)
         return super().finish(worker)
 
-    def _gather(self, worker: int, ticket: int) -> None:
-        super()._gather(worker, ticket)
+    def started(self, worker: int, version: int) -> None:
+        # Rounds count updates of this pace only; versions may count others too.
+        if worker in self._members.clocks:
+            self._pulled_in[worker] = self._round
+
+    def _decide(self, worker: int, ticket: int, staleness: int) -> Decision:
+        reason = self._why_drop(worker, self._pulled_in.pop(worker, None))
+        if reason:
+            return Drop(ticket, reason)
+        self._givers.add(worker)
         self._missing.pop(worker, None)
+        return self._gather(ticket)
 
     def _apply(self, reason: str) -> Apply:
         decision = super()._apply(reason)
+        self._givers.clear()
         self._missing = dict.fromkeys(self._members.live)
         return decision
 
@@ -96,7 +112,8 @@ class SynchronousMachine(PaceMachine):
     def _why_wait(self, worker: int) -> str:
         return f"Worker {worker} has pushed. {self._why_hold()}"
 
-    def _why_drop(self, worker: int, pulled_in: int | None, staleness: int) -> str:
+    def _why_drop(self, worker: int, pulled_in: int | None) -> str:
+        """Returns why a push is dropped; empty: it is not. None: the worker has not pulled."""
         if pulled_in is None:
             return f"Worker {worker} pushed what it did not pull for round {self._round}."
         if pulled_in < self._round:
