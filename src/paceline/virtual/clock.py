@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ class Clock:
 
     def at(self, time: float, act: Callable[..., Any], *args: Any) -> None:
         """Sets an event: `act(*args)` is called at `time`, or now where that has passed."""
-        heapq.heappush(self._events, (time, next(self._count), act, args))
+        heappush(self._events, (time, next(self._count), act, args))
 
     def step(self) -> bool:
         """Lets the next event happen; returns False where there is none."""
         if not self._events:
             return False
-        time, _, act, args = heapq.heappop(self._events)
+        time, _, act, args = heappop(self._events)
         if time > self.now:
             self.now = time
         act(*args)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -275,15 +276,9 @@ class Measured(Latency):
 
 
 def _drawing(draw: Callable[[], np.ndarray]) -> Sampler:
-    """Gives out numbers that are drawn many at a time."""
-    left: list[float] = []
-
-    def sample() -> float:
-        if not left:
-            left.extend(draw()[::-1].tolist())
-        return left.pop()
-
-    return sample
+    """Gives out numbers that are drawn many at a time, a block when the one before is used up."""
+    blocks = (draw().tolist() for _ in itertools.count())
+    return itertools.chain.from_iterable(blocks).__next__
 
 
 def _check(name: str, value: Any, *, is_zero_allowed: bool = False) -> None:
