@@ -68,6 +68,7 @@ class Rehearsal:
         self.clock = Clock()
         self.ledger = Ledger()
         self._exchange = Exchange(Store({}), pace, _merged, record)
+        self._holds_starts = self._exchange.holds_starts
         self._cluster, self._examples = cluster, examples
         self._pulled, self._pushed = pulled, pushed
         self._pulls = Links(cluster.network, cluster.servers)
@@ -75,7 +76,7 @@ class Rehearsal:
         self._latency, self._is_instant = cluster.network.latency, cluster.network.is_instant
         self._sequence = itertools.count(1)
         self._left = 0  # leases that were not offered yet
-        self._steps = [0] * cluster.workers
+        self._steps = [0] * cluster.workers  # begun so far, counted while losses are to come
         self._losses = cluster.faults.in_steps()
         self._waiting: dict[int, None] = {}  # may not start before the barrier goes
         self._barrier: Any = None  # as it was when these looked last
@@ -119,19 +120,19 @@ class Rehearsal:
 
     def _look(self, worker: int) -> None:
         """Lets a worker begin a step, if there is one and its pace allows it."""
-        exchange, now, incarnation = self._exchange, self.clock.now, self._present[worker]
-        if exchange.holds_starts and exchange.must_wait(worker):
+        exchange, ledger, now = self._exchange, self.ledger, self.clock.now
+        if self._holds_starts and exchange.must_wait(worker):
             exchange.ask(worker, now)
             self._waiting[worker] = None
             return
-        lease = self.ledger.lease(worker, incarnation, now)
-        if lease is None:
+        if not ledger.waiting:
             if not self._left:
                 exchange.finish(worker, now)
                 return
             self._left -= 1
-            self.ledger.offer(examples=self._examples)
-            lease = self.ledger.lease(worker, incarnation, now)
+            ledger.offer(examples=self._examples)
+        incarnation = self._present[worker]
+        lease = ledger.lease(worker, incarnation, now)
         if self._latency:
             self.clock.at(now + self._latency, self._pull, worker, incarnation, lease)
         else:
@@ -148,7 +149,7 @@ class Rehearsal:
             loss = self._losses.pop((worker, self._steps[worker]), None)
             if loss is not None:
                 self.clock.at(done + seconds / 2, self._lose, worker, incarnation, loss.back_after)
-        self._steps[worker] += 1
+            self._steps[worker] += 1
         act = self._push if self._is_instant else self._leave
         self.clock.at(done + seconds, act, worker, incarnation, lease, version)
 
