@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
+import functools
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.cluster.local_driver import LocalDriver
+
+_FAREWELL_S = 5.0
+_threads: weakref.WeakKeyDictionary[threading.Thread, Any] = weakref.WeakKeyDictionary()
 
 
 class Bell:
@@ -52,12 +58,38 @@ def soon(act: Callable[[], Any]) -> None:
 def start(driver: LocalDriver, worker: Any, bell: Bell) -> None:
     """Starts the thread of a worker. It ends by itself, with its driver at the latest."""
     find_driver = weakref.ref(driver)
-    threading.Thread(
+    thread = threading.Thread(
         target=_serve,
         args=(find_driver, worker.index, worker.incarnation, bell),
         name=f"paceline worker:{worker.index}",
         daemon=True,  # a thread that runs somebody's endless function must not hold up the exit
-    ).start()
+    )
+    _take_leave_at_exit()
+    _threads[thread] = find_driver
+    thread.start()
+
+
+@functools.cache
+def _take_leave_at_exit() -> None:
+    atexit.register(_take_leave)
+
+
+def _take_leave() -> None:
+    """Calls off what is left when the interpreter ends, and lets workers finish what they run.
+
+    A thread that comes back from XLA while the interpreter goes down takes the process with it.
+    One that takes longer than `_FAREWELL_S` is left to that.
+    """
+    end = time.monotonic() + _FAREWELL_S
+    if not handover.acquire(timeout=_FAREWELL_S):
+        return
+    try:
+        for driver in {find() for find in _threads.values()} - {None}:
+            driver.stop()
+    finally:
+        handover.release()
+    for thread in list(_threads):
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 def _serve(find_driver: Any, index: int, incarnation: int, bell: Bell) -> None:
