@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
+from paceline.cluster.carrying import carried
 from paceline.cluster.trace import fingerprint_of
 from paceline.cluster.vigil import Probe
 from paceline.program import nest
@@ -107,15 +108,13 @@ class Worker:
             self._marks = step.fingerprint, fingerprint_of([*fed, *arrays])
         snapshot = self.driver.pull(self, step.pulled, step.is_update)
         values = snapshot.values[: len(step.worker_half.variables)]
-        if self.device != session.device:
-            values = jax.device_put(values, self.device)
+        values = carried(values, session.device, self.device)
         residuals, results = step.worker_half(values, fed, arrays, self.index, self.device)
         if step.fed:
             jax.block_until_ready(results)  # then the batch, which is lent, is needed no more
         if not step.has_writes:
             return step.result(results)
-        if self.device != session.device:
-            residuals = jax.device_put(residuals, session.device)
+        residuals = carried(residuals, self.device, session.device)
         jax.block_until_ready(residuals)  # a push carries numbers, not the promise of them
         self._push(step, snapshot, residuals)
         return step.result(results)
