@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paceline.program.handover import handover
 from paceline.program.sparse import is_rows
@@ -33,14 +34,15 @@ class Probe:
     Attributes:
         weights: what the worker read, one for each gradient.
         gradients: what it pushed.
-        steps: what became of it, new - old of each weight; empty for the first of a pair, and for
+        old, new: the weights before and after its update; empty for the first of a pair, and for
             a push that made no update alone.
         staleness: when it was applied.
     """
 
     weights: Sequence[Any]
     gradients: Sequence[Any]
-    steps: Sequence[Any] = ()
+    old: Sequence[Any] = ()
+    new: Sequence[Any] = ()
     staleness: int = 0
     _is_whole: Sequence[bool] = dataclasses.field(default=(), init=False)
 
@@ -53,9 +55,7 @@ class Probe:
 
     def note(self, old: Sequence[Any], new: Sequence[Any], staleness: int) -> None:
         """Takes the weights before and after the update."""
-        pairs = zip(self._whole(old), self._whole(new), strict=True)
-        self.steps = [after - before for before, after in pairs]
-        self.staleness = staleness
+        self.old, self.new, self.staleness = self._whole(old), self._whole(new), staleness
 
 
 class Vigil:
@@ -65,13 +65,13 @@ class Vigil:
         self._watch = StabilityWatch()
         self._first: dict[int, Probe] = {}
 
-    def wants(self, sequence: int) -> bool:
-        """Whether the push with this number is looked at: it is one of a pair."""
-        return sequence % _EVERY < 2
+    def wants(self, worker: int, sequence: int) -> bool:
+        """Whether the push of a worker with this number is looked at: it is one of a pair."""
+        return sequence % _EVERY == 0 or self.wants_steps(worker, sequence)
 
-    def wants_steps(self, sequence: int) -> bool:
+    def wants_steps(self, worker: int, sequence: int) -> bool:
         """Whether it is the second of its pair, of which the steps are looked at, too."""
-        return sequence % _EVERY == 1
+        return sequence % _EVERY == 1 and worker in self._first
 
     def forget(self) -> None:
         """Lets go of first halves of pairs, which hold weights and gradients."""
@@ -79,16 +79,16 @@ class Vigil:
 
     def observe(self, worker: int, sequence: int, probe: Probe) -> None:
         """Takes a push that has ended; called by its worker."""
-        if not self.wants_steps(sequence):
+        first = self._first.pop(worker, None)
+        if first is None or sequence % _EVERY == 0:
             self._first[worker] = probe
             return
-        first = self._first.pop(worker, None)
-        if first is None or not probe.steps or len(first.gradients) != len(probe.gradients):
+        if not probe.new or len(first.gradients) != len(probe.gradients):
             return
-        moved, bent, along, square = map(
-            float, _products(first.weights, probe.weights, first.gradients, probe.gradients,
-                             probe.steps)
-        )  # fmt: skip
+        numbers = _products(
+            first.weights, probe.weights, first.gradients, probe.gradients, probe.old, probe.new
+        )
+        moved, bent, along, square = np.asarray(numbers).tolist()
         if square <= 0:
             return
         with handover:
@@ -98,13 +98,16 @@ class Vigil:
 
 
 @jax.jit
-def _products(weights: Any, later: Any, gradients: Any, newer: Any, steps: Any) -> Any:
+def _products(weights: Any, later: Any, gradients: Any, newer: Any, old: Any, new: Any) -> Any:
     """|dw|^2, dw.dg, step.g and |g|^2 over all weights."""
 
     def dot(left: Any, right: Any) -> Any:
         parts = [jnp.vdot(a, b) for a, b in zip(left, right, strict=True)]
         return jnp.sum(jnp.stack([part.astype(jnp.float32) for part in parts]))
 
-    dw = [b - a for a, b in zip(weights, later, strict=True)]
-    dg = [b - a for a, b in zip(gradients, newer, strict=True)]
-    return dot(dw, dw), dot(dw, dg), dot(steps, newer), dot(newer, newer)
+    def difference(start: Any, end: Any) -> list[Any]:
+        return [b - a for a, b in zip(start, end, strict=True)]
+
+    dw, dg = difference(weights, later), difference(gradients, newer)
+    steps = difference(old, new)
+    return jnp.stack([dot(dw, dw), dot(dw, dg), dot(steps, newer), dot(newer, newer)])

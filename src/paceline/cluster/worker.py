@@ -124,11 +124,11 @@ class Worker:
         self._sequence += 1
         if self.driver.is_traced:
             self._marks = 0, fingerprint_of(jax.tree.leaves(residuals), 2)
-        if step.is_update and session.vigil.wants(self._sequence):
+        if step.is_update and session.vigil.wants(self.index, self._sequence):
             gradients = step.store_halves.gradients_of(residuals)
             probe = Probe(step.weights(snapshot.values), gradients)
         backups = step.backups(snapshot.values)
-        noting = probe if session.vigil.wants_steps(self._sequence) else None
+        noting = probe if session.vigil.wants_steps(self.index, self._sequence) else None
         update = StepUpdate(
             step.store_halves, residuals, backups, self.index, session.states, noting
         )
