@@ -37,7 +37,7 @@ class Arguments:
         self._leaves: list[Any] | None = None
         if not args and not kwargs:
             return
-        leaves, self._tree = jax.tree.flatten(nest.opened((args, kwargs)))
+        leaves, self._tree = nest.flattened((args, kwargs))
         kinds = Deferred if is_kept else (Deferred, np.ndarray)
         if any(isinstance(leaf, kinds) for leaf in leaves):
             self._leaves = leaves if is_kept else [_own(leaf) for leaf in leaves]

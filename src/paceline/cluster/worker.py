@@ -88,9 +88,7 @@ class Worker:
 
     def execute(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Runs a `paceline.function` as one step of the message path; returns its result."""
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        if not nest.is_open(leaves):
-            leaves, tree = jax.tree.flatten(nest.opened((args, kwargs)))
+        leaves, tree = nest.flattened((args, kwargs))
         session = self.driver.session
         self._is_tracing = True
         try:
@@ -110,12 +108,13 @@ class Worker:
         values = snapshot.values[: len(step.worker_half.variables)]
         values = carried(values, session.device, self.device)
         residuals, results = step.worker_half(values, fed, arrays, self.index, self.device)
-        if step.fed:
-            jax.block_until_ready(results)  # then the batch, which is lent, is needed no more
+        if step.fed or step.has_writes:
+            # The batch, which is lent, is needed no more then; and a push carries numbers, not the
+            # promise of them.
+            jax.block_until_ready((residuals, results))
         if not step.has_writes:
             return step.result(results)
         residuals = carried(residuals, self.device, session.device)
-        jax.block_until_ready(residuals)  # a push carries numbers, not the promise of them
         self._push(step, snapshot, residuals)
         return step.result(results)
 

@@ -117,7 +117,7 @@ class ClusterCoordinator:
                 "The positional arguments of a scheduled function are a tuple or a list, as in "
                 f"args=(iterator,). Received: args={args!r}."
             )
-        for leaf in jax.tree.leaves(nest.opened((args, kwargs))) if args or kwargs else ():
+        for leaf in nest.flattened((args, kwargs))[0] if args or kwargs else ():
             if isinstance(leaf, PerWorkerDataset):
                 raise InvalidArgument(
                     "A scheduled function takes batches from an iterator. Received: the dataset "
@@ -164,7 +164,7 @@ class ClusterCoordinator:
             Cancelled: one was called off.
             Exception: the error of a function.
         """
-        leaves, tree = jax.tree.flatten(nest.opened(val))
+        leaves, tree = nest.flattened(val)
         fetched = [
             nest.Whole(leaf.fetch()) if isinstance(leaf, RemoteValue) else leaf for leaf in leaves
         ]

@@ -56,6 +56,12 @@ def is_open(leaves: Iterable[Any]) -> bool:
     return not any(isinstance(leaf, dict) for leaf in leaves)
 
 
+def flattened(nest: Any) -> tuple[list[Any], Any]:
+    """The leaves and the structure of an opened nest, which is only opened if it has to be."""
+    leaves, tree = jax.tree.flatten(nest)
+    return (leaves, tree) if is_open(leaves) else jax.tree.flatten(opened(nest))
+
+
 def closed(nest: Any) -> Any:
     """The inverse of `opened`, after any change to the leaves."""
     return jax.tree.map(

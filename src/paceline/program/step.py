@@ -98,7 +98,7 @@ def trace_step(fn: Callable[..., Any], avals: Sequence[Any], scope: TraceScope) 
         scope.open(trace)
         result = fn(*arrays)
         found["is_open"] = nest.is_open(jax.tree.leaves(result))
-        leaves, found["tree"] = jax.tree.flatten(nest.opened(result))
+        leaves, found["tree"] = nest.flattened(result)
         found["result"] = tuple(None if _is_array(leaf) else Static(leaf) for leaf in leaves)
         found["writes"] = tuple(variable for variable, _ in scope.writes.values())
         written = [value for _, value in scope.writes.values()]
