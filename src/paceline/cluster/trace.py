@@ -271,29 +271,18 @@ def header_of(cluster: Any, pace: Any, rule: Any, merge: Any) -> dict[str, Any]:
     }
 
 
-def fingerprint_of(arrays: Sequence[Any], most: int = 8) -> int:
-    """A number that nearly always differs when the arrays do: of a few elements of a few arrays.
+def fingerprint_of(arrays: Sequence[Any]) -> int:
+    """A number that nearly always differs when the arrays do: of a few elements of each.
 
     Forms do not count: they belong to the program of a step, which has a fingerprint of its own.
-
-    Args:
-        arrays: the arrays.
-        most: at how many of them to look: at those that cost least. What changes one gradient
-            nearly always changes all.
     """
     checksum = 0
-    for array in arrays if len(arrays) <= most else sorted(arrays, key=_cost)[:most]:
+    for array in arrays:
         flat = np.asarray(array).reshape(-1)
         # An odd stride meets all columns of rows with an even length.
         stride = flat.size // _SAMPLES | 1
         checksum = zlib.crc32(flat[::stride].tobytes(), checksum)
     return checksum or 1
-
-
-def _cost(array: Any) -> tuple[bool, int]:
-    """What it costs to look at an array; last come scalars, which are often counts."""
-    size = array.size
-    return size < 2, size
 
 
 def _event(payload: bytes) -> Event:

@@ -122,7 +122,7 @@ class Worker:
         session, probe = self.driver.session, None
         self._sequence += 1
         if self.driver.is_traced:
-            self._marks = 0, fingerprint_of(jax.tree.leaves(residuals), 2)
+            self._marks = 0, fingerprint_of(step.telltale(residuals))
         if step.is_update and session.vigil.wants(self.index, self._sequence):
             gradients = step.store_halves.gradients_of(residuals)
             probe = Probe(step.weights(snapshot.values), gradients)
