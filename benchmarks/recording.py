@@ -2,8 +2,10 @@
 
     python benchmarks/recording.py
 
-Exits with 1 when a recorded run of the larger model takes more than 3 % longer, as the median over
-the rounds. A step of the smaller one takes a millisecond, in which some ten calls of Python count.
+Two figures: how much longer a recorded run takes, which a machine whose speed changes from second
+to second blurs by some per cent; and, in recorded runs of their own, the share of the workers' time
+that goes into looking at what a step met the store with and writing its events. Exits with 1 when
+that share is above 3 % for the larger model. A step of the smaller one takes a millisecond.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
 
 import machine
 import numpy as np
@@ -24,12 +27,13 @@ from rich.console import Console
 from rich.table import Table
 
 import paceline as tf
-from paceline.cluster import Local
+from paceline.cluster import Local, worker
+from paceline.cluster.driving import Driving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TARGET = 1.03
+TARGET = 0.03
 WORKERS = 2
 STEPS = 100
 _RANDOM = np.random.default_rng(0)
@@ -128,25 +132,52 @@ def ratios(program: Callable[..., Callable[[], None]], size: Size, path: Path, r
     return Spread.of(plain), Spread.of(recorded), Spread.of(found)
 
 
+def share(program: Callable[..., Callable[[], None]], size: Size, path: Path) -> float:
+    """Which part of the workers' time goes into recording."""
+    run = program(made(size, path), batches(size))
+    run()
+    spent = 0.0
+
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal spent
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                spent += time.perf_counter() - start
+
+        return call
+
+    with (
+        mock.patch.object(Driving, "_note", timed(Driving._note)),
+        mock.patch.object(worker, "fingerprint_of", timed(worker.fingerprint_of)),
+    ):
+        start = time.perf_counter()
+        run()
+        return spent / (time.perf_counter() - start) / WORKERS
+
+
 def main() -> int:
     """Measures, prints, and gives the exit status."""
     parser = argparse.ArgumentParser(description="Cost of recording a run.")
     parser.add_argument("--rounds", type=int, default=40)
     rounds = parser.parse_args().rounds
-    table = Table("model", "program", "plain, us", "recorded, us", "ratio", "range", "met")
+    table = Table("model", "program", "plain, us", "recorded, us", "ratio", "share", "met")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for size, program in itertools.product(SIZES, (fit, own_loop)):
             path = Path(folder) / f"{program.__name__}_{size.hidden}.trace"
             plain, recorded, ratio = ratios(program, size, path, rounds)
-            met = ratio.median <= TARGET if size.is_judged else None
+            part = Spread.of([share(program, size, path) for _ in range(5)])
+            met = part.median <= TARGET if size.is_judged else None
             table.add_row(
                 size.name,
                 program.__name__,
                 f"{plain.median / STEPS * 1e6:,.0f}",
                 f"{recorded.median / STEPS * 1e6:,.0f}",
-                f"{ratio.median:.3f}",
-                f"{ratio.least:.3f} - {ratio.greatest:.3f}",
+                f"{ratio:.2f}",
+                f"{part:.1%}",
                 "-" if met is None else "[green]yes[/green]" if met else "[red]no[/red]",
             )
             rows.append(
@@ -156,13 +187,14 @@ def main() -> int:
                     "plain_s": asdict(plain),
                     "recorded_s": asdict(recorded),
                     "ratio": asdict(ratio),
+                    "share": asdict(part),
                     "trace_bytes": path.stat().st_size,
                     "met": met,
                 }
             )
     note = (
         f"microseconds a step on {WORKERS} workers, {STEPS} steps at a time; medians of {rounds} "
-        f"rounds in turns; target {TARGET}"
+        f"rounds in turns; share of the workers' time: at most {TARGET:.0%}"
     )
     machine.report("recording", rows, Console(), table, note)
     return int(any(row["met"] is False for row in rows))

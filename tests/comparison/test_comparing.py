@@ -10,10 +10,12 @@ import keras
 import numpy as np
 import pytest
 
+from paceline import GradientTape
 from paceline.comparison import Experiment, Mode, advice, compare, default_modes
 from paceline.errors import InvalidArgument
 from paceline.pace import Asynchronous, BoundedStaleness, Softsync, Synchronous
 from paceline.store.rules import DelayCompensated, GapAware, Plain, StalenessScaled
+from paceline.testing import assert_close
 from paceline.virtual import Constant, Pareto
 
 if TYPE_CHECKING:
@@ -45,6 +47,56 @@ def blobs() -> Experiment:
         batch_size=8,
         examples=480,
     )
+
+
+class TrainsHalf(keras.Model):
+    """Its own step, in TensorFlow's form, trains on every second example, by a loss of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with GradientTape() as tape:
+            loss = keras.ops.sum((self(x[::2])[:, 0] - y[::2]) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def test_the_step_is_the_models_own() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(32, 3)).astype("float32"), rng.normal(size=32).astype("float32")
+
+    def make_model() -> Any:
+        model = TrainsHalf()
+        model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse")
+        return model
+
+    ended: dict[str, Any] = {}
+
+    def evaluate(model: Any) -> dict[str, float]:
+        ended["weights"] = [np.asarray(weight) for weight in model.get_weights()]
+        ended.setdefault("first", ended["weights"])
+        return {"loss": 0.0}
+
+    experiment = Experiment(
+        title="half", make_model=make_model, train=(x, y), test=(x, y), batch_size=8, examples=64,
+        evaluate=evaluate,
+    )  # fmt: skip
+    compare(experiment, modes=[Mode.parse("async/plain")], workers=1, points=1)
+    kernel, bias = (weight.astype("float64") for weight in ended["first"])
+    for rows, target in experiment.batches(0):
+        rows, target = rows[::2].astype("float64"), target[::2].astype("float64")
+        error = (rows @ kernel)[:, 0] + bias[0] - target
+        kernel = kernel - 0.01 * 2 * rows.T @ error[:, None]
+        bias = bias - 0.01 * 2 * error.sum(keepdims=True)
+    assert_close(ended["weights"][0], kernel.astype("float32"))
+    assert_close(ended["weights"][1], bias.astype("float32"))
 
 
 def test_all_modes_see_the_same_examples_and_lockstep_waits() -> None:

@@ -121,8 +121,10 @@ class Judge:
         self._model, self._evaluate = model, experiment.evaluate
         self._x, self._y = experiment.test
         self._loss = None if self._evaluate else keras.losses.get(model.loss)
+        # As Keras's own steps do: not every model takes the argument.
+        options = {"training": False} if model._call_has_training_arg else {}
         self._predict = jax.jit(
-            lambda weights, state, x: model.stateless_call(weights, state, x, training=False)[0]
+            lambda weights, state, x: model.stateless_call(weights, state, x, **options)[0]
         )
 
     def __call__(self) -> dict[str, float]:

@@ -36,7 +36,10 @@ _PLAIN: dict[str, Callable[[int], tuple[str, Pace]]] = {
     "async": lambda _: ("asynchronous", Asynchronous()),
 }
 _COUNTED: dict[str, Callable[[int], tuple[str, Pace]]] = {
-    "backups": lambda count: (f"lockstep, {count} backups", Synchronous(backups=count)),
+    "backups": lambda count: (
+        f"lockstep, {count} backup{'s' * (count != 1)}",
+        Synchronous(backups=count),
+    ),
     "bounded": lambda count: (f"staleness bound {count}", BoundedStaleness(count)),
     "softsync": lambda count: (f"groups of {count}", Softsync(count)),
     "async": lambda count: (f"asynchronous, at most {count} stale", Asynchronous(count)),

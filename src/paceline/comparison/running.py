@@ -11,9 +11,8 @@ import keras
 
 from paceline.cluster.simulated import Simulated
 from paceline.comparison.experiment import Judge
-from paceline.program.function import function
-from paceline.program.tape import GradientTape
 from paceline.strategies.parameter_server import ParameterServerStrategy
+from paceline.training.message_runner import MessageRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,9 +118,9 @@ def run(experiment: Experiment, setting: Setting, progress: Progress | None = No
     )
     strategy.monitor.listeners.append(timeline.record)
     with strategy.scope():
-        model = experiment.make_model()
-        model.build((None, *experiment.train[0].shape[1:]))
-        model.optimizer.build(model.trainable_variables)
+        model = strategy.distribute(experiment.make_model())
+        # As Keras's `fit` begins: it builds model, metrics and optimizer.
+        model._symbolic_build(data_batch=next(experiment.batches(setting.seed)))
         if setting.learning_rate is not None:
             model.optimizer.learning_rate = setting.learning_rate
     curve = _train(experiment, setting, strategy, model, progress)
@@ -163,17 +162,7 @@ def _train(
 ) -> list[dict[str, Any]]:
     """Hands out all batches, and judges the model as pushes come in; returns the curve."""
     judge = Judge(experiment, model)
-    loss_of: Any = keras.losses.get(model.loss)
-    weights, optimizer = model.trainable_variables, model.optimizer
-
-    @function
-    def step(x: Any, y: Any) -> None:
-        with GradientTape() as tape:
-            # A loss given by its name is a function, which gives one value for each example.
-            mean: Any = keras.ops.mean(loss_of(y, model(x, training=True)))
-            loss = mean + sum(model.losses)
-        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-
+    step = MessageRunner(model, "train", strategy).one_step  # what `fit` has a worker do
     total = math.ceil(experiment.examples / experiment.batch_size)
     every = max(1, total // setting.points)
     curve: list[dict[str, Any]] = []
@@ -194,7 +183,7 @@ def _train(
 
     for x, y in experiment.batches(setting.seed):
         strategy.hand_out(
-            step, (x, y), examples=len(x), is_one_push=True, is_kept=True, on_end=count
+            step, ((x, y),), examples=len(x), is_one_push=True, is_kept=True, on_end=count
         )
     for target in range(every, total, every):
         strategy.driver.wait_until(lambda t=target: ended >= t, "the next point of the curve")
