@@ -28,6 +28,17 @@ DEADLINE_S = 60.0
 EVENT_BYTES = 35
 
 
+def written(path: Path) -> bytes:
+    """The events of a trace that may still be open, which has zeros behind them."""
+    return path.read_bytes().rstrip(b"\0")  # an event ends with the exponent of its time
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Puts another file in its place: a recorder that is alive has the old one in its memory."""
+    path.unlink()
+    path.write_bytes(content)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "run.trace"
@@ -226,7 +237,7 @@ class TestReplayed:
     def test_a_replay_can_be_repeated(self, path: Path) -> None:
         """A cluster object holds settings only, and replaying changes nothing about the trace."""
         recorded = runs.run(runs.eagerly, threads(3, path))
-        content, cluster = path.read_bytes(), Replay(path)
+        content, cluster = written(path), Replay(path)
         for _ in range(2):
             assert runs.is_equal(recorded, runs.run(runs.eagerly, cluster))
         assert path.read_bytes()[: len(content)] == content
@@ -379,9 +390,9 @@ class TestRefused:
 
     def test_damaged_bytes(self, path: Path) -> None:
         self.record(path)
-        content = bytearray(path.read_bytes())
+        content = bytearray(written(path))
         content[-3 * EVENT_BYTES + 10] ^= 1
-        path.write_bytes(content)
+        replace(path, bytes(content))
         with pytest.raises(ReplayError, match="damaged at byte"):
             Replay(path)
 
@@ -420,9 +431,9 @@ class TestEnds:
         runs.run(lambda strategy: step_by_step(runs.Regression(strategy), weights),
                  threads(2, path))  # fmt: skip
         fourth = self.weights_by_event(path)[3]
-        content = path.read_bytes()
+        content = written(path)
         begin = len(content) - EVENT_BYTES * len(Trace(path).events)
-        path.write_bytes(content[: begin + EVENT_BYTES * (fourth + 1 + (lost > 0)) - lost])
+        replace(path, content[: begin + EVENT_BYTES * (fourth + 1 + (lost > 0)) - lost])
         short = Short()
         cut = Replay(path)
         assert len(cut.trace.events) == fourth + 1

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
+from paceline.cluster import pages
 from paceline.cluster.trace import FORMAT, Event, Kind, Trace, TraceWriter, first_difference
 from paceline.errors import ReplayError
 
@@ -47,9 +48,22 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 def test_it_is_read_while_it_is_written(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "run.trace", HEADER)
     for count, event in enumerate(EVENTS):
-        assert Trace(tmp_path / "run.trace").events == EVENTS[:count]
+        trace = Trace(tmp_path / "run.trace")
+        assert trace.events == EVENTS[:count]
+        assert not trace.is_whole
         writer.write(*dataclasses.astuple(event))
     writer.close()
+    assert Trace(tmp_path / "run.trace").is_whole
+
+
+def test_an_event_that_a_crash_tore_is_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.trace")
+    content = path.read_bytes()
+    for written in range(35):
+        path.write_bytes(content[: len(content) - 35 + written] + bytes(1_000))
+        trace = Trace(path)
+        assert trace.events == EVENTS[:-1]
+        assert not trace.is_whole
 
 
 def test_it_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
@@ -65,6 +79,18 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert ended.returncode == -signal.SIGKILL
     (event,) = Trace(path).events
     assert event.as_text() == Event(Kind.TAKE, 1, 0, 2, 3, 4, 5, 6.0).as_text()
+
+
+def test_a_long_one_is_written_room_by_room(tmp_path: Path) -> None:
+    events = [Event(Kind.TAKE, worker=number % 7, version=number) for number in range(20_000)]
+    path = write(tmp_path / "run.trace", events)
+    assert Trace(path).events == events
+    assert path.stat().st_size > 2 * pages._ROOM
+    writer = TraceWriter(path, HEADER)  # replaces it
+    writer.write(*dataclasses.astuple(EVENTS[0]))
+    del writer  # closes it
+    assert Trace(path).events == EVENTS[:1]
+    assert Trace(path).is_whole
 
 
 def test_an_event_takes_35_bytes(tmp_path: Path) -> None:
@@ -178,7 +204,7 @@ class TestCommands:
         path = write(tmp_path / "run.trace")
         assert "cut off" not in self.invoke("show", path)[1]
         path.write_bytes(path.read_bytes()[:-1])
-        assert "4, and a part of one: cut off" in self.invoke("show", path)[1]
+        assert "4: cut off" in self.invoke("show", path)[1]
 
     def test_diff_names_the_event_at_which_runs_part(self, tmp_path: Path) -> None:
         changed = [*EVENTS[:3], dataclasses.replace(EVENTS[3], version=6), EVENTS[4]]

@@ -62,7 +62,7 @@ def _settings(trace: Trace) -> dict[str, str]:
     header: dict[str, Any] = dict(trace.header)
     libraries = header.pop("libraries", {})
     header["libraries"] = ", ".join(f"{name} {version}" for name, version in libraries.items())
-    end = "" if trace.is_whole else ", and a part of one: cut off, or still being written"
+    end = "" if trace.is_whole else ": cut off, or still being written"
     header["events"] = f"{len(trace.events):,}{end}"
     if trace.events:
         began, ended = trace.events[0].time, trace.events[-1].time

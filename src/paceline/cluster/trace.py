@@ -5,7 +5,7 @@
     frame ...                                                one event each, 29 bytes of payload
 
 Every event is written at once, so a file can be read while it grows, and after a crash up to its
-last whole event. Numbers are little-endian.
+last whole event. Until the file is closed there are zeros after that. Numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paceline.cluster.pages import Pages
 from paceline.errors import ReplayError
 
 if TYPE_CHECKING:
@@ -142,12 +143,11 @@ class TraceWriter:
     def __init__(self, path: str | os.PathLike[str], header: Mapping[str, Any]) -> None:
         if os.path.isfile(path):
             os.remove(path)  # whoever still writes to it must not write into the new one
-        # No file object: one that is not closed warns, and recordings end with their strategies.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
-        self._file = os.open(path, flags, 0o666)
-        self.close = weakref.finalize(self, os.close, self._file)
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
+        self._pages = Pages(os.open(path, flags, 0o666))
+        self.close = weakref.finalize(self, self._pages.close)
         payload = json.dumps(header, sort_keys=True).encode()
-        os.write(self._file, _MAGIC + _FRAME.pack(len(payload), zlib.crc32(payload)) + payload)
+        self._pages.append(_MAGIC + _framed(payload))
 
     def write(
         self, kind: Kind, worker: int, incarnation: int, work: int, version: int, program: int,
@@ -157,7 +157,11 @@ class TraceWriter:
         payload = _EVENT.pack(
             kind, worker, incarnation, work & 0xFFFFFFFF, version, program, data, time
         )
-        os.write(self._file, _FRAME.pack(len(payload), zlib.crc32(payload)) + payload)
+        self._pages.append(_framed(payload))
+
+
+def _framed(payload: bytes) -> bytes:
+    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 class Trace:
@@ -170,8 +174,8 @@ class Trace:
         path: as given.
         header: what the run was.
         events: all whole events.
-        is_whole: whether the file ends with a whole event; else it was cut off in the midst of one,
-            as by a crash, or is being written.
+        is_whole: whether the file was closed and ends with a whole event; else it was cut off, as
+            by a crash, or is being written.
 
     Raises:
         ReplayError: no trace, one of another format, or a damaged one.
@@ -207,18 +211,22 @@ class Trace:
             head = content[at : at + _FRAME.size]
             is_cut = len(head) < _FRAME.size
             length, checksum = (len(content), 0) if is_cut else _FRAME.unpack(head)
-            payload = content[at + _FRAME.size : at + _FRAME.size + length]
-            if len(payload) < length:
+            end = at + _FRAME.size + length
+            payload = content[at + _FRAME.size : end]
+            if len(payload) < length or not length:
                 self.is_whole = False
                 return
             if zlib.crc32(payload) != checksum:
+                if end < len(content) and not content[end:].strip(b"\0"):  # the last one, torn
+                    self.is_whole = False
+                    return
                 what = f"event {number - 1}" if number else "the header"
                 raise ReplayError(
                     f"The bytes of a trace agree with their checksums. Received: {str(self.path)!r}"
                     f", damaged at byte {at}, in {what}. Take a whole copy."
                 )
             yield payload
-            at += _FRAME.size + length
+            at = end
             number += 1
 
 
