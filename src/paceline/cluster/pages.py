@@ -1,8 +1,8 @@
 """A file that grows through memory.
 
-A call of the system lets go of the interpreter's lock. Who makes one for each event, under a lock of
-its own, keeps others waiting until it has both again: recording took 5.2 % of the time of workers
-with steps of 2 ms so, and takes 3 % through memory. What lies in a page of a file outlives the
+A call of the system lets go of the interpreter's lock. Who makes one for each event, under a lock
+of its own, keeps others waiting until it has both again: so recording took 5.2 % of the time of
+workers with steps of 2 ms, and takes 3 % through memory. What lies in a page of a file outlives the
 process as if it had been written. Nobody else may shorten the file meanwhile: the system ends a
 process that writes to pages which are no more.
 """
