@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import paceline as tf
 from paceline.cluster.carrying import carried
 
 HERE, THERE = jax.devices()[:2]
@@ -39,3 +42,27 @@ def test_typed_keys_are_moved_as_they_are() -> None:
     (moved,) = carried([key], HERE, THERE)
     assert moved.devices() == {THERE}
     np.testing.assert_array_equal(jax.random.key_data(moved), jax.random.key_data(key))
+
+
+def test_what_workers_assign_lies_where_the_variables_are() -> None:
+    """Also where an update reads no variable, which would say where that is."""
+    cluster = tf.cluster.Local(2, devices=[HERE, THERE])
+    strategy = tf.distribute.ParameterServerStrategy(cluster=cluster)
+    with strategy.scope():
+        variable = tf.Variable(np.zeros(3, np.float32))
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+
+    @tf.function
+    def step(x: Any) -> None:
+        variable.assign(x)
+
+    seen = set()
+    for number in range(20):
+        coordinator.schedule(step, args=(np.full(3, number, np.float32),))
+        coordinator.join()
+        seen |= variable.value.devices()
+    assert seen == {HERE}
+    assert {worker.index for worker in strategy.monitor.report().workers if worker.applied} == {
+        0,
+        1,
+    }

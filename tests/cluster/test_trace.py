@@ -9,12 +9,22 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import jax
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.cluster import pages
-from paceline.cluster.trace import FORMAT, Event, Kind, Trace, TraceWriter, first_difference
+from paceline.cluster.trace import (
+    FORMAT,
+    Event,
+    Kind,
+    Trace,
+    TraceWriter,
+    fingerprint_of,
+    first_difference,
+)
 from paceline.errors import ReplayError
 
 if TYPE_CHECKING:
@@ -69,8 +79,8 @@ def test_an_event_that_a_crash_tore_is_left_out(tmp_path: Path) -> None:
 def test_it_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
-from paceline.cluster.trace import Kind, TraceWriter
-writer = TraceWriter(sys.argv[1], {"format": 1})
+from paceline.cluster.trace import FORMAT, Kind, TraceWriter
+writer = TraceWriter(sys.argv[1], {"format": FORMAT})
 writer.write(Kind.TAKE, 1, 0, 2, 3, 4, 5, 6.0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -79,6 +89,34 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert ended.returncode == -signal.SIGKILL
     (event,) = Trace(path).events
     assert event.as_text() == Event(Kind.TAKE, 1, 0, 2, 3, 4, 5, 6.0).as_text()
+
+
+def test_a_process_that_was_forked_off_leaves_it_alone(tmp_path: Path) -> None:
+    # By itself: nothing else of the package, so that there are no threads to fork.
+    code = """
+import importlib.util, os, sys
+spec = importlib.util.spec_from_file_location("pages", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+pages = module.Pages(os.open(sys.argv[2], os.O_RDWR | os.O_CREAT))
+pages.append(b"before ")
+child = os.fork()
+if not child:
+    pages.append(b"child ")
+    pages.close()
+    os._exit(0)
+os.waitpid(child, 0)
+pages.append(b"after " * 2_000)  # the system ends a process that writes to pages which are gone
+pages.close()
+"""
+    path = tmp_path / "file"
+    subprocess.run([sys.executable, "-c", code, pages.__file__, str(path)], check=True, timeout=100)
+    assert path.read_bytes() == b"before " + b"after " * 2_000
+
+
+def test_typed_keys_do_not_count() -> None:
+    key, array = jax.random.key(1), np.arange(3)
+    assert fingerprint_of([key, array]) == fingerprint_of([array])
 
 
 def test_a_long_one_is_written_room_by_room(tmp_path: Path) -> None:

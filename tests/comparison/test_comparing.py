@@ -297,6 +297,17 @@ def test_batches_pass_over_the_data_in_ever_new_orders() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+def test_a_model_without_a_loss_needs_somebody_to_judge_it() -> None:
+    def make_model() -> Any:
+        model = TrainsHalf()
+        model.compile(optimizer="sgd")
+        return model
+
+    experiment = dataclasses.replace(blobs(), make_model=make_model)
+    with pytest.raises(InvalidArgument, match=r"compiled without a loss, and no `evaluate`"):
+        compare(experiment, modes=[Mode.parse("async")], workers=1, points=1)
+
+
 def test_sizes_are_checked() -> None:
     with pytest.raises(InvalidArgument, match="batch_size=0"):
         dataclasses.replace(blobs(), batch_size=0)

@@ -19,12 +19,16 @@ _ROOM = 1 << 18
 class Pages:
     """A file to append to. Until it is closed, it ends with zeros.
 
+    A process that was forked off has the same pages and another idea of where they end: there this
+    does nothing.
+
     Args:
         file: the descriptor of an empty file, open for reading and writing; closed by `close`.
     """
 
     def __init__(self, file: int) -> None:
         self._file = file
+        self._owner = os.getpid()
         self._start = 0  # of the pages in memory
         self._used = 0  # of them
         self._pages = self._turned(0)
@@ -35,6 +39,8 @@ class Pages:
         Raises:
             OSError: no room on the disk.
         """
+        if os.getpid() != self._owner:
+            return
         end = self._used + len(data)
         if end <= _ROOM:
             self._pages[self._used : end] = data
@@ -50,7 +56,8 @@ class Pages:
     def close(self) -> None:
         """Cuts off the zeros and closes the file."""
         self._pages.close()
-        os.ftruncate(self._file, self._start + self._used)
+        if os.getpid() == self._owner:
+            os.ftruncate(self._file, self._start + self._used)
         os.close(self._file)
 
     def _turned(self, start: int) -> mmap.mmap:

@@ -6,8 +6,10 @@ import _thread
 import atexit
 import contextlib
 import functools
+import os
 import threading
 import time
+import traceback
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +74,8 @@ def start(driver: LocalDriver, worker: Any, bell: Bell) -> None:
 @functools.cache
 def _take_leave_at_exit() -> None:
     atexit.register(_take_leave)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_threads.clear)  # which has none of the threads
 
 
 def _take_leave() -> None:
@@ -81,14 +85,18 @@ def _take_leave() -> None:
     One that takes longer than `_FAREWELL_S` is left to that.
     """
     end = time.monotonic() + _FAREWELL_S
-    if not handover.acquire(timeout=_FAREWELL_S):
+    if not _threads or not handover.acquire(timeout=_FAREWELL_S):
         return
     try:
+        threads = list(_threads)
         for driver in {find() for find in _threads.values()} - {None}:
-            driver.stop()
+            try:
+                driver.stop()
+            except Exception:  # the others have to leave all the same
+                traceback.print_exc()
     finally:
         handover.release()
-    for thread in list(_threads):
+    for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paceline.cluster.traffic import Traffic
 from paceline.program import context
@@ -55,7 +56,9 @@ class Step:
         self._static = [leaf for leaf in leaves if not is_array(leaf)]  # keeps ids in keys alive
         self._program = trace_call(function, leaves, tree, scope)
         halves = cut(self._program, scope.inputs, scope.updated, scope.whole)
-        self.store_halves = StoreHalves(halves, rule, scope.strategy.server_of)
+        self.store_halves = StoreHalves(
+            halves, rule, scope.strategy.server_of, scope.strategy.devices[0]
+        )
         self.worker_half = WorkerHalf(halves)
         self.feeds: list[Feed] = scope.feeds
         self.fed = [
@@ -234,8 +237,8 @@ def _matching(known: Sequence[Step], batches: Any) -> Step | None:
 
 def _cost(array: Any) -> tuple[bool, bool, int]:
     """What it costs to look at an array; last come seeds and counts, which may hardly change."""
-    size = array.size
-    return array.dtype.kind in "biu", size < 2, size
+    size, is_number = array.size, isinstance(array.dtype, np.dtype)  # else a typed key
+    return not is_number or array.dtype.kind in "biu", size < 2, size
 
 
 def shapes_of(leaves: Sequence[Any]) -> tuple[Any, ...]:

@@ -30,7 +30,7 @@ from paceline.errors import ReplayError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-FORMAT = 1
+FORMAT = 2
 _MAGIC = b"paceline trace\n"
 _FRAME = struct.Struct("<HI")
 _EVENT = struct.Struct("<BHHIIIId")
@@ -282,10 +282,13 @@ def header_of(cluster: Any, pace: Any, rule: Any, merge: Any) -> dict[str, Any]:
 def fingerprint_of(arrays: Sequence[Any]) -> int:
     """A number that nearly always differs when the arrays do: of a few elements of each.
 
-    Forms do not count: they belong to the program of a step, which has a fingerprint of its own.
+    Forms do not count: they belong to the program of a step, which has a fingerprint of its own;
+    nor do typed keys, which are no numbers.
     """
     checksum = 0
     for array in arrays:
+        if not isinstance(array.dtype, np.dtype):
+            continue
         flat = np.asarray(array).reshape(-1)
         # An odd stride meets all columns of rows with an even length.
         stride = flat.size // _SAMPLES | 1

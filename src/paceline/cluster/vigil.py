@@ -32,6 +32,7 @@ class Probe:
     """What is kept of one push, about the weights whose gradients are whole arrays.
 
     Attributes:
+        form: which variables the gradients are for: pushes of one form make a pair.
         weights: what the worker read, one for each gradient.
         gradients: what it pushed.
         old, new: the weights before and after its update; empty for the first of a pair, and for
@@ -39,6 +40,7 @@ class Probe:
         staleness: when it was applied.
     """
 
+    form: Any
     weights: Sequence[Any]
     gradients: Sequence[Any]
     old: Sequence[Any] = ()
@@ -49,6 +51,10 @@ class Probe:
     def __post_init__(self) -> None:
         self._is_whole = [not is_rows(gradient) for gradient in self.gradients]
         self.weights, self.gradients = map(self._whole, (self.weights, self.gradients))
+
+    def goes_with(self, other: Probe) -> bool:
+        """Whether both are of the same weights."""
+        return self.form == other.form and self._is_whole == other._is_whole
 
     def _whole(self, values: Sequence[Any]) -> list[Any]:
         return list(itertools.compress(values, self._is_whole))
@@ -79,11 +85,11 @@ class Vigil:
 
     def observe(self, worker: int, sequence: int, probe: Probe) -> None:
         """Takes a push that has ended; called by its worker."""
-        first = self._first.pop(worker, None)
-        if first is None or sequence % _EVERY == 0:
+        if sequence % _EVERY == 0:
             self._first[worker] = probe
             return
-        if not probe.new or len(first.gradients) != len(probe.gradients):
+        first = self._first.pop(worker, None)
+        if first is None or not probe.new or not first.goes_with(probe):
             return
         numbers = _products(
             first.weights, probe.weights, first.gradients, probe.gradients, probe.old, probe.new

@@ -125,7 +125,7 @@ class Worker:
             self._marks = 0, fingerprint_of(step.telltale(residuals))
         if step.is_update and session.vigil.wants(self.index, self._sequence):
             gradients = step.store_halves.gradients_of(residuals)
-            probe = Probe(step.weights(snapshot.values), gradients)
+            probe = Probe(step.store_halves.form, step.weights(snapshot.values), gradients)
         backups = step.backups(snapshot.values)
         noting = probe if session.vigil.wants_steps(self.index, self._sequence) else None
         update = StepUpdate(

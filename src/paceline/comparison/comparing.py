@@ -171,7 +171,7 @@ def _fingerprint(experiment: Experiment, setting: Setting) -> str:
         re.sub(r'_\d+"', '"', config),  # Keras numbers names by how many there were before
         repr((experiment.batch_size, experiment.examples)),
         experiment.source,
-        _code_of(experiment.evaluate),
+        *map(_code_of, (experiment.evaluate, type(model).train_step, type(model).compute_loss)),
         *(f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES),
     ):
         digest.update(part.encode())

@@ -121,6 +121,11 @@ class Judge:
         self._model, self._evaluate = model, experiment.evaluate
         self._x, self._y = experiment.test
         self._loss = None if self._evaluate else keras.losses.get(model.loss)
+        if self._evaluate is None and self._loss is None:
+            raise InvalidArgument(
+                "A model is judged by its loss, or by a function of one's own. Received: "
+                f"{model.name!r}, compiled without a loss, and no `evaluate`."
+            )
         # As Keras's own steps do: not every model takes the argument.
         options = {"training": False} if model._call_has_training_arg else {}
         self._predict = jax.jit(

@@ -44,7 +44,7 @@ def rehearse(
 ) -> Rehearsed:
     """Runs steps that compute nothing through the real store, pace and ledger, in virtual time.
 
-    For sizing: a million steps of 256 workers take 16 to 25 seconds on one core of a shared server,
+    For sizing: a million steps of 256 workers take 16 to 30 seconds on one core of a shared server,
     depending on the pace, however large the model.
 
     Args:

@@ -49,7 +49,7 @@ class WorkerHalf:
     def __call__(
         self, snapshot: Sequence[Any], fed: Sequence[Any], arrays: Any, index: int, device: Any
     ) -> Any:
-        """Runs the half on `device`, where the arguments are.
+        """Runs the half on `device`, the default one, where the arguments are, or of the host.
 
         Returns:
             The residuals, and the array leaves of the step's result. A gradient that travels as

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import jax
 import numpy as np
 
 from paceline.store.rules import UpdateRule, group_scale, merge_weights, merged
@@ -74,7 +75,7 @@ class StepUpdate:
 
     Attributes:
         halves: the store half, in its parts.
-        residuals: from the worker half, on the store's device.
+        residuals: from the worker half, on the store's device or of the host.
         backups: for each part the weights that the worker read, where the rule needs them.
         worker: who computed it.
         states: the rule's memory.
@@ -100,6 +101,10 @@ class StepUpdate:
 
     def __call__(self, current: Sequence[Any], staleness: int) -> list[Any]:
         """Runs the parts, each on the values as they were."""
+        with jax.default_device(self.halves.device):
+            return self._applied(current, staleness)
+
+    def _applied(self, current: Sequence[Any], staleness: int) -> list[Any]:
         if self.states.is_stateless and self.probe is None and len(self.halves.parts) == 1:
             (half,), (backup,) = self.halves.parts, self.backups
             updated, kept, _, _ = half.apply(
@@ -158,6 +163,10 @@ class GroupUpdate:
 
     def __call__(self, current: Sequence[Any], staleness: int) -> list[Any]:
         """Applies what is no optimizer's push by push, then merged gradients once for each form."""
+        with jax.default_device(self._members[0].update.halves.device):
+            return self._applied(current)
+
+    def _applied(self, current: Sequence[Any]) -> list[Any]:
         values = dict(zip(map(id, self.reads), current, strict=True))
         known = self._members[0].update.states
         states = known.draft()

@@ -176,8 +176,10 @@ class StoreHalves:
         cut: the cut step.
         rule: the update rule.
         server_of: the server of a variable that is no optimizer's.
+        device: where the store is.
 
     Attributes:
+        device: as given. What reads no variable is computed there, too, whoever asks for it.
         parts: one per server that has something to do.
         variables: those whose current values are taken.
         writes: those that get new values.
@@ -185,7 +187,10 @@ class StoreHalves:
         form: pushes of one form can be merged.
     """
 
-    def __init__(self, cut: Cut, rule: UpdateRule, server_of: Callable[[Any], int]) -> None:
+    def __init__(
+        self, cut: Cut, rule: UpdateRule, server_of: Callable[[Any], int], device: Any
+    ) -> None:
+        self.device = device
         per_server = _divided(cut.writes, server_of)
         self.parts = [StoreHalf(cut, rule, per_server[server]) for server in sorted(per_server)]
         self.variables = union(part.variables for part in self.parts)
