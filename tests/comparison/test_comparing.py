@@ -68,13 +68,14 @@ class TrainsHalf(keras.Model):
         return {"loss": loss}
 
 
-def test_the_step_is_the_models_own() -> None:
+@pytest.mark.parametrize("eager", [False, True], ids=["compiled", "eager"])
+def test_the_step_is_the_models_own(eager: bool) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(32, 3)).astype("float32"), rng.normal(size=32).astype("float32")
 
     def make_model() -> Any:
         model = TrainsHalf()
-        model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse")
+        model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse", run_eagerly=eager)
         return model
 
     ended: dict[str, Any] = {}

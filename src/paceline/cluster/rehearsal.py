@@ -93,7 +93,7 @@ class Rehearsal:
         return self._pulls.num_bytes + self._pushes.num_bytes
 
     def perform(self, pushes: int) -> None:
-        """Goes on until so many more pushes count.
+        """Begins, and goes on until so many pushes count. To be called once.
 
         Raises:
             Unavailable: a server was lost, or all workers were, for good.

@@ -12,7 +12,6 @@ import keras
 from paceline.cluster.simulated import Simulated
 from paceline.comparison.experiment import Judge
 from paceline.strategies.parameter_server import ParameterServerStrategy
-from paceline.training.message_runner import MessageRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,7 +161,7 @@ def _train(
 ) -> list[dict[str, Any]]:
     """Hands out all batches, and judges the model as pushes come in; returns the curve."""
     judge = Judge(experiment, model)
-    step = MessageRunner(model, "train", strategy).one_step  # what `fit` has a worker do
+    step = model.make_train_function().on_worker  # as in `fit`
     total = math.ceil(experiment.examples / experiment.batch_size)
     every = max(1, total // setting.points)
     curve: list[dict[str, Any]] = []

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 # Not frozen: there is a decision for every push, and a frozen one takes twice as long to make.
-@dataclasses.dataclass(slots=True, unsafe_hash=True)
+@dataclasses.dataclass(slots=True)
 class Apply:
     """These pushes make one update.
 
@@ -27,7 +27,7 @@ class Apply:
     reason: str
 
 
-@dataclasses.dataclass(slots=True, unsafe_hash=True)
+@dataclasses.dataclass(slots=True)
 class Hold:
     """This push is kept for a group. A later decision applies it.
 
@@ -40,7 +40,7 @@ class Hold:
     reason: str
 
 
-@dataclasses.dataclass(slots=True, unsafe_hash=True)
+@dataclasses.dataclass(slots=True)
 class Drop:
     """This push never reaches the store.
 

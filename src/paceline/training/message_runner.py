@@ -18,7 +18,7 @@ from paceline.program.handover import handover
 from paceline.training.runner import NUM_STATE_GROUPS, Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from paceline.cluster.work import Work
     from paceline.training.replica_step import Kind
@@ -66,6 +66,11 @@ class MessageRunner(Runner):
         self._returned = self._model.get_metrics_result() if logs is None else logs
         return self._returned, (None,) * NUM_STATE_GROUPS[self._kind]
 
+    @property
+    def on_worker(self) -> Callable[[Any], Any]:
+        """What a worker does with a batch."""
+        return self._eagerly if self._is_eager else self.one_step
+
     def newer_than(self, logs: Any) -> Any:
         """The newest logs, if `logs` are those that were returned last."""
         return self._logs if logs is self._returned and self._logs is not None else logs
@@ -85,12 +90,11 @@ class MessageRunner(Runner):
         )
         with handover:  # workers count down
             self._num_under_way += 1
-        step = self._eagerly if self._is_eager else self.one_step
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(batch)]
         self._handed_out += 1
         try:
             work = self._strategy.hand_out(
-                step,
+                self.on_worker,
                 (batch,),
                 name=f"{self._kind} step",
                 examples=next((shape[0] for shape in shapes if shape), 0),
