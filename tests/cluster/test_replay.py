@@ -428,8 +428,11 @@ class TestEnds:
         """The weights are those after the last push of which the event is there."""
         weights: list[Any] = []
 
-        runs.run(lambda strategy: step_by_step(runs.Regression(strategy), weights),
-                 threads(2, path))  # fmt: skip
+        def program(strategy: Any) -> None:
+            step_by_step(runs.Regression(strategy), weights)
+            strategy.driver.stop()  # or workers may still write that they found no more work
+
+        runs.run(program, threads(2, path))
         fourth = self.weights_by_event(path)[3]
         content = written(path)
         begin = len(content) - EVENT_BYTES * len(Trace(path).events)
@@ -452,6 +455,25 @@ class TestEnds:
         with pytest.raises(ReplayError, match="up to its last event"):
             short.training.coordinator.schedule(short.training.step)
         assert runs.is_equal(short.training.state, state)
+
+    def test_a_program_that_ended_with_an_error(self, path: Path) -> None:
+        """Its strategy was stopped where it raised; without the error it goes on there."""
+        states: list[Any] = []
+
+        def program(strategy: Any, is_bad: bool) -> None:
+            short = Short()
+            states.append(short(strategy))
+            if is_bad:
+                strategy.driver.stop()
+                raise RuntimeError("something else")
+            short.training.coordinator.schedule(short.training.step)
+
+        with pytest.raises(RuntimeError, match="something else"):
+            runs.run(lambda strategy: program(strategy, True), threads(2, path))
+        assert Trace(path).events[-1].kind is Kind.STOP
+        with pytest.raises(ReplayError, match=r"up to its last event.*was stopped or dropped"):
+            runs.run(lambda strategy: program(strategy, False), Replay(path))
+        assert runs.is_equal(*states)
 
     def test_a_program_that_ends_earlier_is_told(
         self, path: Path, caplog: pytest.LogCaptureFixture

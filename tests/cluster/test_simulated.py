@@ -18,6 +18,8 @@ import paceline as tf
 from keras_oracle import classifier, examples, linear
 from message_models import BATCH, compiled, evaluated, history_of
 from paceline.errors import InvalidArgument, WaitTimeout
+from paceline.program.worker_half import WorkerHalf
+from paceline.store.step_update import StepUpdate
 from paceline.testing import (
     EXACT,
     GOLDEN,
@@ -123,6 +125,44 @@ def test_gradients_are_those_of_the_version_that_was_read(bound: int) -> None:
         assert push.apply_version == len(versions) - 1
         versions.append(versions[-1] - 0.1 * versions[push.read_version])
     assert_close(descent.w, np.float32(versions[-1]), REFERENCE)
+
+
+def test_gradients_are_under_way_from_the_pull_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that read one version, before the first of them comes in; nobody keeps the version."""
+    log: list[tuple[str, int]] = []
+    versions: list[Any] = []
+    began, updated = WorkerHalf.__call__, StepUpdate.__call__
+
+    def begin(half: Any, snapshot: Any, fed: Any, arrays: Any, index: int, device: Any) -> Any:
+        log.append(("computes", index))
+        versions.append(weakref.ref(snapshot[0]))
+        return began(half, snapshot, fed, arrays, index, device)
+
+    def update(pushed: Any, current: Any, staleness: int) -> Any:
+        log.append(("pushes", pushed.worker))
+        return updated(pushed, current, staleness)
+
+    strategy = simulated(3, pace=tf.pace.Asynchronous())
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        weight, sgd = tf.Variable(np.ones(3, "float32")), tf.keras.optimizers.SGD(0.1)
+        sgd.build([weight])
+
+    @tf.function
+    def step(x: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = jnp.sum((x * weight) ** 2)
+        sgd.apply([tape.gradient(loss, weight)], [weight])
+
+    monkeypatch.setattr(WorkerHalf, "__call__", begin)
+    monkeypatch.setattr(StepUpdate, "__call__", update)
+    works = [coordinator.schedule(step, args=(np.ones(3, "float32"),)) for _ in range(4)]
+    works[0].fetch()
+    pulled = [("computes", 0), ("computes", 1), ("computes", 2)]
+    assert log == [*pulled, ("pushes", 0), ("computes", 0)]
+    assert [version() for version in versions[:3]] == [None] * 3
+    coordinator.join()
+    assert log[5:] == [("pushes", worker) for worker in (1, 2, 0)]
 
 
 def test_epochs_evaluation_and_prediction() -> None:

@@ -189,6 +189,9 @@ class Driving(Staffing):
                 self._check(worker)
             return exchange.pull(worker.index, keys, now)
 
+    def compute(self, worker: Worker) -> None:
+        """Called when what `worker` computes is under way: lets the time pass that it takes."""
+
     def push(self, worker: Worker, push: Push, keeps_pace: bool) -> Outcome:
         """Hands over what `worker` has computed."""
         with handover:

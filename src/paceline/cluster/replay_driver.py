@@ -266,10 +266,7 @@ class ReplayDriver(Staged):
         events = self._trace.events
         if self._place == len(events):
             how = "whole" if self._trace.is_whole else "cut off"
-            raise ReplayError(
-                "A trace is replayed up to its last event. Received: "
-                f"{str(self._trace.path)!r}, {how}, after all of its {len(events)} events."
-            )
+            raise self._at_end(f"{how}, after all of its {len(events)} events")
         return events[self._place]
 
     def _is_next(self, *kinds: Kind) -> bool:
@@ -306,12 +303,19 @@ class ReplayDriver(Staged):
 
     def _parted(self, what: str) -> ReplayError:
         """The error for a program that does something else; from then on it is raised for all."""
+        if self._failure is None and self._peek().kind is Kind.STOP:  # after an error, perhaps
+            self._failure = self._at_end(f"whose strategy was stopped or dropped; but here {what}")
         self._failure = self._failure or ReplayError(
             "A run is replayed by the program, with the data, that it was recorded with. "
             f"Received: event {self._place} of {str(self._trace.path)!r}, "
             f"{' '.join(self._peek().as_text().split())}; but here {what}."
         )
         return self._failure
+
+    def _at_end(self, how: str) -> ReplayError:
+        return ReplayError(
+            f"A trace is replayed up to its last event. Received: {str(self._trace.path)!r}, {how}."
+        )
 
     # What workers are -----------------------------------------------------------------------------
 

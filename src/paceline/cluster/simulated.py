@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Simulated(OnOneDevice):
     """Hundreds of workers with the real gradients of the real model, while time is virtual.
 
-    What workers compute is computed, one after the other, on one device; how long that takes, how
-    long arrays travel and what fails is up to models with seeds. So a run shows what the same run
+    What workers compute is computed on one device, as fast as it can; how long it takes, how long
+    arrays travel and what fails is up to models with seeds. So a run shows what the same run
     on that many machines would do, by the same store, pace, update rule and ledger, and the same
     seed gives the same events and the same bits. Nothing happens while nobody waits: virtual time
     passes in `join`, `fetch`, `done`, `fit` and wherever else the coordinator waits.

@@ -1,7 +1,7 @@
 """The driver of `Simulated`: the code of workers runs in turn, and time is virtual.
 
 Time passes between a pull and its push, on the way to the servers and back, and where nothing is
-left to do before. The gradients are computed when their time is over, on the snapshot of before.
+left to do before. The gradients are under way from the pull on, while other events happen.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class _Lane:
         self.lives = generator(1)
         self.num_steps = 0
         self.has_stepped = False  # since its work began
+        self.arrived = 0.0  # when its last snapshot did
 
 
 class SimulatedDriver(Staged):
@@ -108,14 +109,19 @@ class SimulatedDriver(Staged):
     # For workers ----------------------------------------------------------------------------------
 
     def pull(self, worker: Worker, keys: Sequence[Any], keeps_pace: bool) -> Snapshot:
-        """A snapshot; when it returns, the time for computing on it has passed."""
+        """A snapshot, at the time at which the servers gave it."""
         latency = self._cluster.network.latency
         if latency:
             self._sleep(worker, self.now() + latency)
         snapshot = super().pull(worker, keys, keeps_pace)
         traffic = worker.step.traffic if worker.step is not None else None
-        self._compute(worker, self._pulls.send(self.now(), traffic.pulled if traffic else ()))
+        arrived = self._pulls.send(self.now(), traffic.pulled if traffic else ())
+        self._lanes[worker.index].arrived = arrived
         return snapshot
+
+    def compute(self, worker: Worker) -> None:
+        """Lets the time pass until `worker` has its snapshot and has computed on it."""
+        self._compute(worker, self._lanes[worker.index].arrived)
 
     def push(self, worker: Worker, push: Push, keeps_pace: bool) -> Outcome:
         """Hands over what `worker` has computed, when it has arrived."""

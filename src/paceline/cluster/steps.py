@@ -74,6 +74,7 @@ class Step:
         self.pulled = union([self.worker_half.variables, self.store_halves.homes])
         self.traffic: Traffic | None = None
         self._telltale: int | None = None
+        self._given: frozenset[int] | None = None
         self._needs_backup = rule.needs_backup
         self._cut = halves
         self._servers = {
@@ -85,6 +86,20 @@ class Step:
         """Finds out how many bytes it moves; takes what the worker half is called with."""
         residuals = self.worker_half.shapes(fed, arrays)
         self.traffic = Traffic.of(self._cut, residuals, self.pulled, self._servers)
+
+    def given(
+        self, residuals: Sequence[Any], fed: Sequence[Any], arrays: Sequence[Any]
+    ) -> frozenset[int]:
+        """Which of a push's arrays the store may have for good.
+
+        Args:
+            residuals: those of some push.
+            fed, arrays: what the worker half was called with.
+        """
+        if self._given is None:
+            are_new = self.worker_half.are_new(fed, arrays)
+            self._given = self.store_halves.replaceable(residuals, are_new)
+        return self._given
 
     @functools.cached_property
     def fingerprint(self) -> int:

@@ -52,6 +52,10 @@ class Probe:
         self._is_whole = [not is_rows(gradient) for gradient in self.gradients]
         self.weights, self.gradients = map(self._whole, (self.weights, self.gradients))
 
+    def copy_gradients(self) -> None:
+        """Makes the gradients its own: the update will take those that were pushed."""
+        self.gradients = _copies(self.gradients)
+
     def goes_with(self, other: Probe) -> bool:
         """Whether both are of the same weights."""
         return self.form == other.form and self._is_whole == other._is_whole
@@ -101,6 +105,11 @@ class Vigil:
             said = self._watch.observe(probe.staleness, -along / square, secant=(moved, bent))
         if said is not None:
             warnings.warn(said, stacklevel=2)
+
+
+@jax.jit
+def _copies(arrays: Any) -> Any:
+    return jax.tree.map(jnp.copy, arrays)
 
 
 @jax.jit

@@ -38,10 +38,26 @@ class Driver(Protocol):
     @property
     def is_traced(self) -> bool: ...
     def pull(self, worker: Worker, keys: Sequence[Any], keeps_pace: bool) -> Snapshot: ...
+    def compute(self, worker: Worker) -> None: ...
     def push(self, worker: Worker, push: Push, keeps_pace: bool) -> Outcome: ...
     def apply(self, worker: Worker, update: Callable[[], Any], is_whole: bool) -> Any: ...
     def check(self, worker: Worker) -> None: ...
     def note_trace(self, worker: Worker, *, is_alone: bool) -> None: ...
+
+
+class _Read:
+    """What is kept of a snapshot when the worker half has it.
+
+    Args:
+        step: the step.
+        snapshot: what its worker pulled.
+        is_watched: whether somebody wants to see the weights.
+    """
+
+    def __init__(self, step: Step, snapshot: Snapshot, is_watched: bool) -> None:
+        self.version = snapshot.version
+        self.backups = step.backups(snapshot.values)
+        self.weights = step.weights(snapshot.values) if step.is_update and is_watched else None
 
 
 class Worker:
@@ -108,31 +124,39 @@ class Worker:
         values = snapshot.values[: len(step.worker_half.variables)]
         values = carried(values, session.device, self.device)
         residuals, results = step.worker_half(values, fed, arrays, self.index, self.device)
-        if step.fed or step.has_writes:
-            # The batch, which is lent, is needed no more then; and a push carries numbers, not the
-            # promise of them.
+        if step.fed:  # the batch, which is lent, is needed no more then
             jax.block_until_ready((residuals, results))
         if not step.has_writes:
+            self.driver.compute(self)
             return step.result(results)
+        self._sequence += 1
+        read = _Read(step, snapshot, session.vigil.wants(self.index, self._sequence))
+        del snapshot, values  # while the worker computes it may be the last one to hold them
+        self.driver.compute(self)
+        jax.block_until_ready((residuals, results))  # a push carries numbers, not their promise
+        is_here = self.device == session.device
+        given = step.given(residuals, fed, arrays) if is_here else frozenset()
         residuals = carried(residuals, self.device, session.device)
-        self._push(step, snapshot, residuals)
+        self._push(step, read, residuals, given)
         return step.result(results)
 
-    def _push(self, step: Step, snapshot: Snapshot, residuals: Sequence[Any]) -> None:
+    def _push(
+        self, step: Step, read: _Read, residuals: Sequence[Any], given: frozenset[int]
+    ) -> None:
         session, probe = self.driver.session, None
-        self._sequence += 1
         if self.driver.is_traced:
             self._marks = 0, fingerprint_of(step.telltale(residuals))
-        if step.is_update and session.vigil.wants(self.index, self._sequence):
+        if read.weights is not None:
             gradients = step.store_halves.gradients_of(residuals)
-            probe = Probe(step.store_halves.form, step.weights(snapshot.values), gradients)
-        backups = step.backups(snapshot.values)
+            probe = Probe(step.store_halves.form, read.weights, gradients)
+            if given:
+                probe.copy_gradients()
         noting = probe if session.vigil.wants_steps(self.index, self._sequence) else None
         update = StepUpdate(
-            step.store_halves, residuals, backups, self.index, session.states, noting
+            step.store_halves, residuals, read.backups, self.index, session.states, given, noting
         )
         push = Push(
-            self.index, self.incarnation, self._sequence, snapshot.version, update, self.work,
+            self.index, self.incarnation, self._sequence, read.version, update, self.work,
             step.examples,
         )  # fmt: skip
         self.driver.push(self, push, step.is_update)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core as jex
 
 from paceline.program.flat import evaluate_nodes, value_of
 
@@ -57,15 +59,36 @@ class WorkerHalf:
         """
         if device not in self._consts:
             self._consts[device] = [_placed(const, device) for _, const in self._cut.flat.consts]
-        return self._run(snapshot, fed, arrays, np.int32(index), self._consts[device])
+        number = np.int32(index) if self._index else ()
+        return self._run(snapshot, fed, arrays, number, self._consts[device])
 
     def shapes(self, fed: Sequence[Any], arrays: Sequence[Any]) -> Sequence[Any]:
         """The residuals' shapes and dtypes, for these arguments beside the snapshot."""
+        residuals, _ = self._traced(fed, arrays).out_info
+        return residuals
+
+    def are_new(self, fed: Sequence[Any], arrays: Sequence[Any]) -> Sequence[Any]:
+        """Which residuals are arrays that nobody else has, for these arguments.
+
+        The others are arguments that came through, stand for several residuals, or are results.
+        """
+        traced = self._traced(fed, arrays)
+        program = traced.jaxpr.jaxpr
+        given = {*program.invars, *program.constvars}
+        count = collections.Counter(map(id, program.outvars))
+        are_new = [
+            isinstance(out, jex.Var) and out not in given and count[id(out)] == 1
+            for out in program.outvars
+        ]
+        residuals, _ = jax.tree.unflatten(jax.tree.structure(traced.out_info), are_new)
+        return residuals
+
+    def _traced(self, fed: Sequence[Any], arrays: Sequence[Any]) -> Any:
         dtype_of = jax.dtypes.canonicalize_dtype
         snapshot = [jax.ShapeDtypeStruct(v.shape, dtype_of(v._dtype)) for v in self.variables]
+        number = np.int32(0) if self._index else ()
         consts = [const for _, const in self._cut.flat.consts]
-        residuals, _ = self._run.eval_shape(snapshot, fed, arrays, np.int32(0), consts)
-        return residuals
+        return self._run.trace(tuple(snapshot), fed, arrays, number, consts)
 
     def _evaluate(self, snapshot: Any, fed: Any, arrays: Any, index: Any, consts: Any) -> Any:
         flat = self._cut.flat
@@ -81,5 +104,9 @@ class WorkerHalf:
 
 
 def _placed(const: Any, device: Any) -> Any:
-    is_elsewhere = isinstance(const, jax.Array) and const.committed and const.devices() != {device}
-    return jax.device_put(const, device) if is_elsewhere else const
+    """A constant as an array on a device: each of the host's would be put there in every call."""
+    if isinstance(const, jax.Array):
+        is_elsewhere = const.committed and const.devices() != {device}
+        return jax.device_put(const, device) if is_elsewhere else const
+    with jax.default_device(device):
+        return jnp.asarray(const)

@@ -79,6 +79,7 @@ class StepUpdate:
         backups: for each part the weights that the worker read, where the rule needs them.
         worker: who computed it.
         states: the rule's memory.
+        given: which of the residuals new values may take the memory of, where it is applied alone.
         probe: is told what the update did, where somebody wants to know.
     """
 
@@ -87,6 +88,7 @@ class StepUpdate:
     backups: Sequence[Sequence[Any]]
     worker: int
     states: RuleStates
+    given: frozenset[int] = frozenset()
     probe: Probe | None = None
 
     @property
@@ -108,7 +110,7 @@ class StepUpdate:
         if self.states.is_stateless and self.probe is None and len(self.halves.parts) == 1:
             (half,), (backup,) = self.halves.parts, self.backups
             updated, kept, _, _ = half.apply(
-                current, self.residuals, np.float32(staleness), backup, (), ()
+                current, self.residuals, self.given, np.float32(staleness), backup, (), ()
             )
             return [*updated, *kept]
         values = dict(zip(map(id, self.reads), current, strict=True))
@@ -118,7 +120,7 @@ class StepUpdate:
             own_values = half.of(values)
             shared, own = self.states.of(half, self.worker, own_values)
             updated, kept, shared, own = half.apply(
-                own_values, self.residuals, np.float32(staleness), backup, shared, own
+                own_values, self.residuals, self.given, np.float32(staleness), backup, shared, own
             )
             learnt.append((half, shared, own))
             new += [*updated, *kept]

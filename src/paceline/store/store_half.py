@@ -51,6 +51,7 @@ class StoreHalf:
         known = {id(v): v for v in [v for _, v in cut.currents] + self.updated + self.kept}
         self.homes = [known[cut.commits[cut.residuals[k]]] for k in self._gradients]
         self._rows = {slot: p for slot, p in cut.rows.items() if cut.commits[slot] in ours}
+        self._in_rows = {k for k in self._gradients if cut.residuals[k] in self._rows}
         wanted = {write.result for write in writes if isinstance(write.result, int)}
         wanted |= {slot for write in writes for node in write.nodes for slot in node.needs}
         self._nodes = needed(cut.at_store, wanted)
@@ -61,7 +62,7 @@ class StoreHalf:
         self.variables = [variable for key, variable in known.items() if key in read]
         self._places = {id(v): k for k, v in enumerate(self.variables)}
         self._at_home = [self._places[id(v)] for v in self.homes]
-        self.apply = jax.jit(self._apply)
+        self._alone = jax.jit(self._apply_alone, donate_argnums=1)
         self.keep = jax.jit(self._keep)
         self.correct = jax.jit(self._correct)
         self.update = jax.jit(self._update)
@@ -93,12 +94,49 @@ class StoreHalf:
         """The gradients among the residuals of a push."""
         return [residuals[k] for k in self._gradients]
 
-    # Compiled: `apply` for a push that comes alone; the others for the pushes of a group ----------
+    def replaceable(self, residuals: Sequence[Any], are_new: Sequence[Any]) -> frozenset[int]:
+        """Which of a push's arrays may become new values of the variables that they are for.
 
-    def _apply(
-        self, current: Any, residuals: Any, staleness: Any, backup: Any, shared: Any, own: Any
-    ) -> Any:
-        """Returns new values of `updated` and `kept`, and the rule's states."""
+        Args:
+            residuals: of a push.
+            are_new: which of them nobody else has.
+        """
+        updated = set(map(id, self.updated))
+        places: dict[int, int] = {}
+        for k, home in zip(self._gradients, self.homes, strict=True):
+            form = home.shape, jax.dtypes.canonicalize_dtype(home._dtype)
+            is_alike = k not in self._in_rows and (residuals[k].shape, residuals[k].dtype) == form
+            if is_alike and are_new[k] and id(home) in updated:
+                places.setdefault(id(home), k)  # there is one new value only
+        return frozenset(places.values())
+
+    def apply(
+        self, current: Sequence[Any], residuals: Sequence[Any], given: frozenset[int],
+        staleness: Any, backup: Any, shared: Any, own: Any,
+    ) -> Any:  # fmt: skip
+        """Applies a push that comes alone.
+
+        Args:
+            current: values of `variables`.
+            residuals: of the push.
+            given: which of them the new values may take the memory of; they are gone then.
+            staleness: float32 scalar.
+            backup, shared, own: the weights that the worker read, and the rule's states.
+
+        Returns:
+            New values of `updated` and `kept`, and the rule's states.
+        """
+        taken = [residuals[k] if k in given else None for k in range(len(residuals))]
+        lent = [None if k in given else residuals[k] for k in range(len(residuals))]
+        return self._alone(current, taken, lent, staleness, backup, shared, own)
+
+    # Compiled: the first one for a push that comes alone; the others for the pushes of a group ----
+
+    def _apply_alone(
+        self, current: Any, taken: Any, lent: Any, staleness: Any, backup: Any, shared: Any,
+        own: Any,
+    ) -> Any:  # fmt: skip
+        residuals = [b if a is None else a for a, b in zip(taken, lent, strict=True)]
         grads, shared, own = self._correct(current, residuals, staleness, backup, shared, own)
         env = self._environment(current, residuals, grads)
         kept = [self._new_value(write, env, current) for write in self._states]
@@ -201,6 +239,12 @@ class StoreHalves:
     def gradients_of(self, residuals: Sequence[Any]) -> list[Any]:
         """The gradients among the residuals of a push, in the order of `homes`."""
         return [gradient for part in self.parts for gradient in part.gradients_of(residuals)]
+
+    def replaceable(self, residuals: Sequence[Any], are_new: Sequence[Any]) -> frozenset[int]:
+        """Which of a push's arrays may become new values: none of those that several parts get."""
+        if len(self.parts) != 1:
+            return frozenset()
+        return self.parts[0].replaceable(residuals, are_new)
 
 
 def _divided(writes: Sequence[Write], server_of: Callable[[Any], int]) -> dict[int, list[Write]]:

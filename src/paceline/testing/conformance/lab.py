@@ -122,6 +122,7 @@ class Lab:
         def call(worker: Any) -> str:
             at("pull", worker)
             snapshot = worker.driver.pull(worker, [KEY], True)
+            worker.driver.compute(worker)
             at("push", worker)
             push = Push(
                 worker.index, worker.incarnation, next(self._sequences), snapshot.version,
