@@ -9,6 +9,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -30,7 +31,7 @@ from paceline.testing import (
     assert_staleness,
     pushes_of,
 )
-from paceline.virtual import LogNormal, Loss, Network, Pareto, Preemptions
+from paceline.virtual import LogNormal, Loss, Network, Pareto, Preemptions, Slow
 from virtual_runs import Descent, simulated
 
 if TYPE_CHECKING:
@@ -163,6 +164,32 @@ def test_gradients_are_under_way_from_the_pull_on(monkeypatch: pytest.MonkeyPatc
     assert [version() for version in versions[:3]] == [None] * 3
     coordinator.join()
     assert log[5:] == [("pushes", worker) for worker in (1, 2, 0)]
+
+
+@pytest.mark.parametrize("has_writes", [True, False])
+def test_callbacks_run_when_their_time_has_come(has_writes: bool) -> None:
+    """In the order of events, so that what they leave behind does not depend on the machine."""
+    strategy = simulated(2, compute=Slow(2.0, {1: 1.25}), pace=tf.pace.Asynchronous())
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        weight = tf.Variable(0.0)
+    calls: list[tuple[int, float]] = []
+
+    def note(number: Any) -> Any:
+        calls.append((int(number), strategy.driver.now()))
+        return np.float32(number)
+
+    @tf.function
+    def step(number: Any) -> Any:
+        value = jax.pure_callback(note, jax.ShapeDtypeStruct((), "float32"), number) + weight
+        if has_writes:
+            weight.assign_add(value)
+        return value
+
+    for number in range(4):
+        coordinator.schedule(step, args=(np.float32(number),))
+    coordinator.join()
+    assert calls == [(0, 2.0), (1, 2.5), (2, 4.0), (3, 5.0)]
 
 
 def test_epochs_evaluation_and_prediction() -> None:

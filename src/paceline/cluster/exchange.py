@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from paceline.pace import Decision, Pace, Permission
-    from paceline.store.store import Push, Snapshot, Store, Update
+    from paceline.store.store import Push, Refusal, Snapshot, Store, Update
 
     Combine = Callable[[Sequence[tuple[Push, int]]], Update]
     _Held = tuple[Push, float, float, float]
@@ -144,8 +144,9 @@ class Exchange:
 
     def push(self, push: Push, now: float) -> Outcome:
         """Takes a push: applies it, holds it for its group, or drops it."""
-        if (refused := self._refused(push, now)) is not None:
-            return refused
+        refusal = self.store.refusal(push)
+        if refusal is not None:
+            return self._refused(push, refusal, now)
         member = self._members.get(push.worker)
         if member is None:
             return self.refuse(push, f"worker:{push.worker} is no member", now)
@@ -164,8 +165,9 @@ class Exchange:
 
     def write(self, push: Push, now: float) -> Outcome:
         """Takes a push without gradients, such as a metric's: it keeps no pace."""
-        if (refused := self._refused(push, now)) is not None:
-            return refused
+        refusal = self.store.refusal(push)
+        if refusal is not None:
+            return self._refused(push, refusal, now)
         self.store.apply(push.update, push.read_version)
         return Outcome("applied", "A write without gradients is applied at once.")
 
@@ -174,10 +176,7 @@ class Exchange:
         self._note(push, 0.0, 0.0, now, "dropped", self.store.version, now, reason)
         return Outcome("dropped", reason)
 
-    def _refused(self, push: Push, now: float) -> Outcome | None:
-        refusal = self.store.refusal(push)
-        if refusal is None:
-            return None
+    def _refused(self, push: Push, refusal: Refusal, now: float) -> Outcome:
         if not refusal.is_repetition:
             return self.refuse(push, refusal.reason, now)
         self._note(push, 0.0, 0.0, now, "duplicate", self.store.version, now, refusal.reason)
@@ -210,7 +209,7 @@ class Exchange:
     def _carry_out(self, decisions: Sequence[Decision], now: float) -> None:
         for decision in decisions:
             if isinstance(decision, Apply):
-                self._apply([self._held.pop(t) for t in decision.tickets], now)
+                self._apply(list(map(self._held.pop, decision.tickets)), now)
             elif isinstance(decision, Drop):
                 held = self._held.pop(decision.ticket)
                 self._note(*held, "dropped", self.store.version, now, decision.reason)

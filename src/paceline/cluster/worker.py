@@ -120,25 +120,34 @@ class Worker:
             step.measure_traffic(fed, arrays)
         if self.driver.is_traced:
             self._marks = step.fingerprint, fingerprint_of([*fed, *arrays])
+        if step.has_writes:
+            self._sequence += 1
+        read, residuals, results = self._computed(step, fed, arrays)
+        if step.has_writes:
+            is_here = self.device == session.device
+            given = step.given(residuals, fed, arrays) if is_here else frozenset()
+            self._push(step, read, carried(residuals, self.device, session.device), given)
+        return step.result(results)
+
+    def _computed(
+        self, step: Step, fed: Sequence[Any], arrays: Sequence[Any]
+    ) -> tuple[_Read, Sequence[Any], Sequence[Any]]:
+        """Pulls and computes, which takes its time; returns what is kept of the snapshot, too."""
+        session, half = self.driver.session, step.worker_half
         snapshot = self.driver.pull(self, step.pulled, step.is_update)
-        values = snapshot.values[: len(step.worker_half.variables)]
-        values = carried(values, session.device, self.device)
-        residuals, results = step.worker_half(values, fed, arrays, self.index, self.device)
+        read = _Read(step, snapshot, session.vigil.wants(self.index, self._sequence))
+        values = carried(snapshot.values[: len(half.variables)], session.device, self.device)
+        if half.calls_back:  # what its code does has its place among the events
+            self.driver.compute(self)
+        residuals, results = half(values, fed, arrays, self.index, self.device)
         if step.fed:  # the batch, which is lent, is needed no more then
             jax.block_until_ready((residuals, results))
-        if not step.has_writes:
+        del snapshot, values  # while time passes this may be the last one to hold them
+        if not half.calls_back:
             self.driver.compute(self)
-            return step.result(results)
-        self._sequence += 1
-        read = _Read(step, snapshot, session.vigil.wants(self.index, self._sequence))
-        del snapshot, values  # while the worker computes it may be the last one to hold them
-        self.driver.compute(self)
-        jax.block_until_ready((residuals, results))  # a push carries numbers, not their promise
-        is_here = self.device == session.device
-        given = step.given(residuals, fed, arrays) if is_here else frozenset()
-        residuals = carried(residuals, self.device, session.device)
-        self._push(step, read, residuals, given)
-        return step.result(results)
+        if step.has_writes:  # a push carries numbers, not the promise of them
+            jax.block_until_ready((residuals, results))
+        return read, residuals, results
 
     def _push(
         self, step: Step, read: _Read, residuals: Sequence[Any], given: frozenset[int]

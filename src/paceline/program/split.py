@@ -25,7 +25,7 @@ from jax.extend import core as jex
 
 from paceline.program.flat import FlatProgram, Node, Slot, flatten, needed
 from paceline.program.row_wise import row_plans
-from paceline.program.step import inner_programs
+from paceline.program.step import has_any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -227,7 +227,7 @@ class _Cutter:
         for node in self._nodes:
             if node.is_commit or not known.issuperset(node.needs):
                 continue
-            if not node.equation.effects and not _has_heavy(node.equation):
+            if not node.equation.effects and not has_any(node.equation, _HEAVY):
                 known.update(node.outputs)
         return known
 
@@ -272,7 +272,7 @@ class _Cutter:
 
     def _is_heavy(self, node: Node, limit: float) -> bool:
         """Whether a node is too heavy for the store; results above `limit` bytes are."""
-        if _has_heavy(node.equation):
+        if has_any(node.equation, _HEAVY):
             return True
         size = sum(_num_bytes(self._flat.avals[slot]) for slot in node.outputs)
         return size > limit
@@ -290,12 +290,6 @@ class _Cutter:
         if any(not own.isdisjoint(node.needs) for node in kept):
             return False
         return result in self._reached_from(own, lambda node: False)
-
-
-def _has_heavy(equation: Any) -> bool:
-    if equation.primitive.name in _HEAVY:
-        return True
-    return any(_has_heavy(e) for inner in inner_programs(equation) for e in inner.jaxpr.eqns)
 
 
 def _slots(atoms: Iterable[Any]) -> list[Slot]:

@@ -22,7 +22,7 @@ from paceline.program import meeting, nest
 from paceline.program.scope import TraceScope, is_traced, read_p
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Collection, Generator, Sequence
 
 # Primitives whose inner program can run in place of the call: they only group equations.
 _INLINED = {
@@ -285,6 +285,13 @@ def inner_programs(equation: Any) -> list[Any]:
             elif isinstance(item, jex.Jaxpr):
                 inner.append(jex.ClosedJaxpr(item, ()))
     return inner
+
+
+def has_any(equation: Any, names: Collection[str]) -> bool:
+    """Whether an equation is one of these operations, or has one inside."""
+    if equation.primitive.name in names:
+        return True
+    return any(has_any(e, names) for inner in inner_programs(equation) for e in inner.jaxpr.eqns)
 
 
 def _count_meetings(equation: Any) -> int:

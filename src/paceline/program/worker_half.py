@@ -11,11 +11,15 @@ import numpy as np
 from jax.extend import core as jex
 
 from paceline.program.flat import evaluate_nodes, value_of
+from paceline.program.step import has_any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.program.split import Cut
+
+
+_CALLBACKS = {"pure_callback", "io_callback", "debug_callback", "debug_print"}
 
 
 class WorkerHalf:
@@ -26,10 +30,12 @@ class WorkerHalf:
 
     Attributes:
         variables: those whose snapshot it takes, in order.
+        calls_back: whether it runs Python code while it computes.
     """
 
     def __init__(self, cut: Cut) -> None:
         self._cut = cut
+        self.calls_back = any(has_any(node.equation, _CALLBACKS) for node in cut.at_worker)
         used = {slot for node in cut.at_worker for slot in node.needs}
         used |= {slot for plan in cut.rows.values() for slot in plan.gradient.needs}
         used |= set(cut.residuals) | {r for r in cut.results if isinstance(r, int)}

@@ -143,8 +143,7 @@ class Store:
 
     def pull(self, keys: Sequence[Hashable]) -> Snapshot:
         """A consistent snapshot of the arrays `keys`."""
-        arrays = self._arrays
-        return Snapshot(self._version, tuple([arrays[key] for key in keys]))
+        return Snapshot(self._version, tuple(map(self._arrays.__getitem__, keys)))
 
     def expect(self, worker: int, incarnation: int) -> None:
         """Notes that `worker` was replaced: pushes of earlier incarnations are refused."""
@@ -157,11 +156,13 @@ class Store:
 
         A push is remembered as seen, so asking twice about the same one finds a repetition.
         """
-        worker = push.worker
-        if push.incarnation < self._incarnations.get(worker, 0):
-            reason = f"worker:{worker} was replaced; this is its incarnation {push.incarnation}"
+        worker, incarnation = push.worker, push.incarnation
+        current = self._incarnations.get(worker, 0)
+        if incarnation < current:
+            reason = f"worker:{worker} was replaced; this is its incarnation {incarnation}"
             return Refusal(reason, is_repetition=False)
-        self.expect(worker, push.incarnation)
+        if incarnation > current:
+            self.expect(worker, incarnation)
         if push.sequence <= self._sequences.get(worker, -1):
             reason = f"push {push.sequence} of worker:{worker} was received before"
             return Refusal(reason, is_repetition=True)
@@ -172,7 +173,7 @@ class Store:
         """Applies an update to the current values, whole or not at all; returns its staleness."""
         staleness = self._version - read_version
         arrays = self._arrays
-        new = update([arrays[key] for key in update.reads], staleness)
+        new = update(list(map(arrays.__getitem__, update.reads)), staleness)
         for key, value in list(zip(update.writes, new, strict=True)):  # checked before it begins
             arrays[key] = value
         self._version += 1
