@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
+from jax.experimental import buffer_callback
 
 import paceline as tf
 from keras_oracle import classifier, examples, linear
@@ -166,8 +167,44 @@ def test_gradients_are_under_way_from_the_pull_on(monkeypatch: pytest.MonkeyPatc
     assert log[5:] == [("pushes", worker) for worker in (1, 2, 0)]
 
 
+def test_steps_take_arrays_as_they_are_when_they_are_called() -> None:
+    """A buffer that workers share is written to again while what the others compute goes on."""
+    strategy = simulated(4, pace=tf.pace.Asynchronous())
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        total = tf.Variable(0.0)
+    buffer, ones = np.zeros((512, 512), "float32"), np.full((512, 512), 1 / 512, "float32")
+
+    @tf.function
+    def step(x: Any) -> Any:
+        largest = jnp.max(x @ ones @ ones)
+        total.assign_add(largest)
+        return largest
+
+    def work(number: int) -> Any:
+        buffer[...] = number
+        return step(buffer)
+
+    results = [coordinator.schedule(work, args=(number,)) for number in range(8)]
+    coordinator.join()
+    assert_close([result.fetch() for result in results], [np.float32(k) for k in range(8)])
+    assert_close(total, np.float32(28))
+
+
+def pure(note: Callable[[Any], Any], number: Any) -> Any:
+    return jax.pure_callback(note, jax.ShapeDtypeStruct((), "float32"), number)
+
+
+def by_buffers(note: Callable[[Any], Any], number: Any) -> Any:
+    def call(context: Any, out: Any, value: Any) -> None:
+        np.asarray(out)[...] = note(np.asarray(value))
+
+    return buffer_callback.buffer_callback(call, jax.ShapeDtypeStruct((), "float32"))(number)
+
+
 @pytest.mark.parametrize("has_writes", [True, False])
-def test_callbacks_run_when_their_time_has_come(has_writes: bool) -> None:
+@pytest.mark.parametrize("call_back", [pure, by_buffers])
+def test_callbacks_run_when_their_time_has_come(call_back: Any, has_writes: bool) -> None:
     """In the order of events, so that what they leave behind does not depend on the machine."""
     strategy = simulated(2, compute=Slow(2.0, {1: 1.25}), pace=tf.pace.Asynchronous())
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -181,7 +218,7 @@ def test_callbacks_run_when_their_time_has_come(has_writes: bool) -> None:
 
     @tf.function
     def step(number: Any) -> Any:
-        value = jax.pure_callback(note, jax.ShapeDtypeStruct((), "float32"), number) + weight
+        value = call_back(note, number) + weight
         if has_writes:
             weight.assign_add(value)
         return value

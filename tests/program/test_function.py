@@ -525,3 +525,33 @@ def test_a_tape_sees_numpy_arrays_times_variables() -> None:
     with tf.GradientTape() as tape:
         loss = jnp.sum(np.float32([[3, 4]]) @ variable) + jnp.sum(np.float32(1) * variable)
     assert_close(tape.gradient(loss, variable), [[4], [5]])
+
+
+@pytest.mark.parametrize("kind", ["one device", "mirrored", "workers"])
+def test_closed_over_arrays_are_those_of_the_trace(kind: str) -> None:
+    """As in TensorFlow, and the same ones for all replicas and workers, whatever comes later."""
+    constant = np.ones(3, "float32")
+
+    def body(x: Any) -> Any:
+        return x + jnp.max(constant) + jax.jit(lambda: jnp.sum(constant))()
+
+    if kind == "workers":
+        cluster = tf.cluster.Local(2, devices=["cpu:0", "cpu:1"])
+        strategy = tf.distribute.ParameterServerStrategy(cluster=cluster)
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        step = tf.function(body)
+
+        def results() -> list[Any]:
+            works = [coordinator.schedule(step, args=(np.float32(0),)) for _ in range(6)]
+            return [work.fetch() for work in works]
+    else:
+        strategy = mirrored_strategy(2) if kind == "mirrored" else tf.distribute.get_strategy()
+        step = tf.function(lambda x: strategy.run(body, args=(x,)))
+
+        def results() -> list[Any]:
+            return list(strategy.experimental_local_results(step(np.float32(0))))
+
+    before = results()
+    constant[...] = 5
+    for value in (*before, *results()):
+        assert_close(value, np.float32(4))

@@ -30,14 +30,19 @@ class Arguments:
         args, kwargs: nests with `Deferred` values in them.
         is_kept: nobody writes to the NumPy arrays among them before the call has been made. Else
             they are copied here, as a loader may fill the same buffer for its next batch.
+
+    Attributes:
+        is_known: whether all of them are, so that nobody has them who may change them.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_kept: bool) -> None:
         self._call = args, kwargs
         self._leaves: list[Any] | None = None
+        self.is_known = True
         if not args and not kwargs:
             return
         leaves, self._tree = nest.flattened((args, kwargs))
+        self.is_known = not any(isinstance(leaf, Deferred) for leaf in leaves)
         kinds = Deferred if is_kept else (Deferred, np.ndarray)
         if any(isinstance(leaf, kinds) for leaf in leaves):
             self._leaves = leaves if is_kept else [_own(leaf) for leaf in leaves]

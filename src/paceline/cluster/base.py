@@ -76,9 +76,11 @@ class ClusterDriver(abc.ABC):
 
     Attributes:
         counts_bytes: whether a worker is to find out how many bytes its steps move.
+        computes_ahead: whether code of other workers runs in turn while a step is computed.
     """
 
     counts_bytes = False
+    computes_ahead = False
 
     @abc.abstractmethod
     def submit(

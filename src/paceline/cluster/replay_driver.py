@@ -231,7 +231,7 @@ class ReplayDriver(Staged):
             self._absent.discard(event.worker)
             self._bring_back(event.worker)
         elif worker is None or worker.incarnation != event.incarnation:
-            raise self._parted(f"there is no such worker:{event.worker}")
+            raise self._parted(f"there is no such worker:{event.worker}", is_past=True)
         elif event.kind is Kind.GONE:
             self._absent.add(event.worker)
             self._take_away(worker, dispatch.lost(event.worker, worker.incarnation, "was lost"))
@@ -245,7 +245,7 @@ class ReplayDriver(Staged):
         work = self.take(worker)
         number = -1 if work is None else work.number
         if number != event.work:
-            raise self._parted(f"worker:{worker.index} gets work {number}")
+            raise self._parted(f"worker:{worker.index} gets work {number}", is_past=True)
         if work is not None:
             self._unlocked(lambda: self._stage.play(lambda: self._serve(worker, work), work))
 
@@ -301,15 +301,25 @@ class ReplayDriver(Staged):
             what = _DATA.get(event.kind, "got another batch")
             raise self._parted(f"worker:{event.worker} {what}. Are all seeds set?")
 
-    def _parted(self, what: str) -> ReplayError:
-        """The error for a program that does something else; from then on it is raised for all."""
-        if self._failure is None and self._peek().kind is Kind.STOP:  # after an error, perhaps
+    def _parted(self, what: str, *, is_past: bool = False) -> ReplayError:
+        """The error for a program that does something else; from then on it is raised for all.
+
+        Args:
+            what: what it does.
+            is_past: at the last event that was taken; else at the next one.
+        """
+        if self._failure is not None:
+            return self._failure
+        place = self._place - is_past
+        event = self._trace.events[place] if is_past else self._peek()
+        if event.kind is Kind.STOP:  # after an error, perhaps
             self._failure = self._at_end(f"whose strategy was stopped or dropped; but here {what}")
-        self._failure = self._failure or ReplayError(
-            "A run is replayed by the program, with the data, that it was recorded with. "
-            f"Received: event {self._place} of {str(self._trace.path)!r}, "
-            f"{' '.join(self._peek().as_text().split())}; but here {what}."
-        )
+        else:
+            self._failure = ReplayError(
+                "A run is replayed by the program, with the data, that it was recorded with. "
+                f"Received: event {place} of {str(self._trace.path)!r}, "
+                f"{' '.join(event.as_text().split())}; but here {what}."
+            )
         return self._failure
 
     def _at_end(self, how: str) -> ReplayError:

@@ -57,6 +57,7 @@ class SimulatedDriver(Staged):
     """
 
     counts_bytes = True
+    computes_ahead = True
 
     def __init__(self, cluster: Simulated, session: Session) -> None:
         self.clock = Clock()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
+import numpy as np
 
 from paceline.cluster.carrying import carried
 from paceline.cluster.trace import fingerprint_of
@@ -35,6 +36,8 @@ class Driver(Protocol):
     def session(self) -> Session: ...
     @property
     def counts_bytes(self) -> bool: ...
+    @property
+    def computes_ahead(self) -> bool: ...
     @property
     def is_traced(self) -> bool: ...
     def pull(self, worker: Worker, keys: Sequence[Any], keeps_pace: bool) -> Snapshot: ...
@@ -76,6 +79,8 @@ class Worker:
         read_version: version of the store when it began, or last updated variables by itself.
         since: when that was, in the driver's seconds.
         step: the compiled step that it runs, or ran last.
+        keeps_arguments: whether nobody writes to the arrays that its step takes until that is done:
+            no code of the program has them in between.
     """
 
     def __init__(self, driver: Driver, index: int, incarnation: int, device: Any) -> None:
@@ -88,6 +93,7 @@ class Worker:
         self.read_version = 0
         self.since = 0.0
         self.step: Step | None = None
+        self.keeps_arguments = False
         self._marks = (0, 0)
         self._sequence = 0
         self._is_applying = False
@@ -97,6 +103,7 @@ class Worker:
         """Notes what the worker runs from now on, and the version that it starts from."""
         self.work, self.dropped, self.read_version, self.since = work, "", version, now
         self.step = None
+        self.keeps_arguments = False
 
     def end(self) -> None:
         """Notes that the worker runs nothing."""
@@ -114,14 +121,14 @@ class Worker:
         finally:
             self._is_tracing = False
         arrays = self._here([leaf for leaf in leaves if is_array(leaf)])
+        if self.driver.computes_ahead and not self.keeps_arguments:
+            arrays = [a.copy() if isinstance(a, np.ndarray) else a for a in arrays]
         fed = self._here([batches[i][leaf] for i, leaf in step.fed])
         self.step = step
         if step.traffic is None and self.driver.counts_bytes:
             step.measure_traffic(fed, arrays)
         if self.driver.is_traced:
             self._marks = step.fingerprint, fingerprint_of([*fed, *arrays])
-        if step.has_writes:
-            self._sequence += 1
         read, residuals, results = self._computed(step, fed, arrays)
         if step.has_writes:
             is_here = self.device == session.device
@@ -135,7 +142,7 @@ class Worker:
         """Pulls and computes, which takes its time; returns what is kept of the snapshot, too."""
         session, half = self.driver.session, step.worker_half
         snapshot = self.driver.pull(self, step.pulled, step.is_update)
-        read = _Read(step, snapshot, session.vigil.wants(self.index, self._sequence))
+        read = _Read(step, snapshot, session.vigil.wants(self.index, self._sequence + 1))
         values = carried(snapshot.values[: len(half.variables)], session.device, self.device)
         if half.calls_back:  # what its code does has its place among the events
             self.driver.compute(self)
@@ -153,6 +160,7 @@ class Worker:
         self, step: Step, read: _Read, residuals: Sequence[Any], given: frozenset[int]
     ) -> None:
         session, probe = self.driver.session, None
+        self._sequence += 1
         if self.driver.is_traced:
             self._marks = 0, fingerprint_of(step.telltale(residuals))
         if read.weights is not None:

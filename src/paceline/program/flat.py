@@ -14,7 +14,7 @@ from jax.extend import core as jex
 
 from paceline.program import meeting
 from paceline.program.reread import reread_p
-from paceline.program.step import bind, inlined_program
+from paceline.program.step import bind, frozen, inlined_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -96,7 +96,7 @@ def flatten(program: StepProgram) -> FlatProgram:
                 inside = {}
                 for var, const in zip(inner.jaxpr.constvars, inner.consts, strict=True):
                     inside[var] = name(var)
-                    consts.append((inside[var], const))
+                    consts.append((inside[var], frozen(const)))
                 inside.update(zip(inner.jaxpr.invars, inputs, strict=True))
                 inline(inner.jaxpr.eqns, inside)
                 outputs = tuple(_atom(inside, var) for var in inner.jaxpr.outvars)

@@ -38,6 +38,7 @@ _HEAVY = {
     "dot_general", "ragged_dot_general", "conv_general_dilated", "scan", "while", "sort", "top_k",
     "cholesky", "lu", "householder_product", "svd", "eig", "eigh", "schur", "triangular_solve",
     "tridiagonal_solve", "fft", "pallas_call", "ffi_call", "pure_callback", "io_callback",
+    "buffer_callback",
 }  # fmt: skip
 # What is late may take this many times the bytes it is computed from before it is too large.
 _LARGEST, _SMALL = 4, 4096

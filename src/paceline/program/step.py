@@ -112,7 +112,7 @@ def trace_step(fn: Callable[..., Any], avals: Sequence[Any], scope: TraceScope) 
         read_vars=tuple(read_vars[key] for key in scope.reads),
         arg_vars=tuple(closed.jaxpr.invars),
         const_vars=tuple(closed.jaxpr.constvars),
-        consts=tuple(closed.consts),
+        consts=tuple(map(frozen, closed.consts)),
         out_vars=tuple(closed.jaxpr.outvars),
         reads=tuple(variable for variable, _ in scope.reads.values()),
         writes=found["writes"],
@@ -120,6 +120,11 @@ def trace_step(fn: Callable[..., Any], avals: Sequence[Any], scope: TraceScope) 
         result_tree=found["tree"],
         is_open=found["is_open"],
     )
+
+
+def frozen(const: Any) -> Any:
+    """What a function closed over, as it is now: a host array may be changed by the program."""
+    return const.copy() if isinstance(const, np.ndarray) else const
 
 
 def _is_array(leaf: Any) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.program.split import Cut
 
 
-_CALLBACKS = {"pure_callback", "io_callback", "debug_callback", "debug_print"}
+_CALLBACKS = {"pure_callback", "io_callback", "buffer_callback", "debug_callback", "debug_print"}
 
 
 class WorkerHalf:

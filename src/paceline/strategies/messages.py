@@ -17,6 +17,7 @@ from paceline.data.dataset import distribute_from_function
 from paceline.monitor.staleness import Statistics
 from paceline.program import context
 from paceline.program.context import Frame
+from paceline.program.function import Function
 from paceline.program.handover import handover
 from paceline.store.placing import RoundRobin
 from paceline.store.servers import Servers
@@ -168,6 +169,7 @@ class MessageStrategy(Strategy):
             with context.entered(Frame(self)):
                 positional, named = arguments.on_worker(worker)
                 self.at_hand.put(worker.index, (positional, named))
+                worker.keeps_arguments = arguments.is_known and isinstance(fn, Function)
                 try:
                     return fn(*positional, **named)
                 finally:
