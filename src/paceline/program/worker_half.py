@@ -90,8 +90,8 @@ class WorkerHalf:
         return residuals
 
     def _traced(self, fed: Sequence[Any], arrays: Sequence[Any]) -> Any:
-        dtype_of = jax.dtypes.canonicalize_dtype
-        snapshot = [jax.ShapeDtypeStruct(v.shape, dtype_of(v._dtype)) for v in self.variables]
+        stored = [v._value for v in self.variables]  # an ON_READ variable's: a copy per worker
+        snapshot = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in stored]
         number = np.int32(0) if self._index else ()
         consts = [const for _, const in self._cut.flat.consts]
         return self._run.trace(tuple(snapshot), fed, arrays, number, consts)

@@ -104,7 +104,7 @@ class StoreHalf:
         updated = set(map(id, self.updated))
         places: dict[int, int] = {}
         for k, home in zip(self._gradients, self.homes, strict=True):
-            form = home.shape, jax.dtypes.canonicalize_dtype(home._dtype)
+            form = home._value.shape, home._value.dtype
             is_alike = k not in self._in_rows and (residuals[k].shape, residuals[k].dtype) == form
             if is_alike and are_new[k] and id(home) in updated:
                 places.setdefault(id(home), k)  # there is one new value only
