@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from paceline.virtual import LogNormal, Pareto, Slow
 from virtual_labs import lab_of, pushes, ran
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from paceline.cluster.work import Work
     from paceline.pace import Pace
 
@@ -247,6 +250,15 @@ def test_a_program_may_wait_while_it_holds_the_lock() -> None:
             assert lab.driver.wait(work) == "applied"
 
 
+@pytest.fixture
+def heeds_interrupts() -> Iterator[None]:
+    """Also where the tests were started in the background, which ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_interrupts")
 def test_virtual_time_goes_on_after_an_interrupt() -> None:
     """Ctrl-C comes while a worker computes: it is raised when that one stands still."""
     with lab_of(2) as lab:
