@@ -167,6 +167,29 @@ def test_gradients_are_under_way_from_the_pull_on(monkeypatch: pytest.MonkeyPatc
     assert log[5:] == [("pushes", worker) for worker in (1, 2, 0)]
 
 
+def test_workers_have_copies_of_on_read_variables() -> None:
+    """Each is read and written where its worker computes, and the worker's number is known."""
+    strategy = simulated(2)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        copies = tf.Variable(
+            0.0,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+
+    @tf.function
+    def step(number: Any) -> Any:
+        before = copies + 0
+        copies.assign(number)
+        return before
+
+    results = [coordinator.schedule(step, args=(np.float32(k),)) for k in (3, 4, 5, 7)]
+    coordinator.join()
+    assert_close([result.fetch() for result in results], [np.float32(k) for k in (0, 0, 3, 4)])
+    assert_close(copies, np.float32(5 + 7))
+
+
 def test_steps_take_arrays_as_they_are_when_they_are_called() -> None:
     """A buffer that workers share is written to again while what the others compute goes on."""
     strategy = simulated(4, pace=tf.pace.Asynchronous())

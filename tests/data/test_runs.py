@@ -161,8 +161,7 @@ def test_unequal_shares_count_by_example(two: Any, run: Run) -> None:
 
 @pytest.mark.case("R44")
 def test_a_loop_over_no_data_runs_nothing(two: Any) -> None:
-    for batch in two.experimental_distribute_dataset([]):
-        pytest.fail(f"an empty dataset gave {batch!r}")
+    assert list(two.experimental_distribute_dataset([])) == []
 
 
 @pytest.mark.case("R46")

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from paceline.program import nest
+from paceline.program.frozen import frozen
 
 
 class Deferred(abc.ABC):
@@ -28,11 +29,11 @@ class Arguments:
 
     Args:
         args, kwargs: nests with `Deferred` values in them.
-        is_kept: nobody writes to the NumPy arrays among them before the call has been made. Else
-            they are copied here, as a loader may fill the same buffer for its next batch.
+        is_kept: nobody writes to the NumPy arrays among them before the call has ended. Else they
+            are copied here, as a loader may fill the same buffer for its next batch.
 
     Attributes:
-        is_known: whether all of them are, so that nobody has them who may change them.
+        is_known: whether there is nothing deferred among them.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_kept: bool) -> None:
@@ -45,7 +46,7 @@ class Arguments:
         self.is_known = not any(isinstance(leaf, Deferred) for leaf in leaves)
         kinds = Deferred if is_kept else (Deferred, np.ndarray)
         if any(isinstance(leaf, kinds) for leaf in leaves):
-            self._leaves = leaves if is_kept else [_own(leaf) for leaf in leaves]
+            self._leaves = leaves if is_kept else list(map(frozen, leaves))
 
     def on_worker(self, worker: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns `args, kwargs` for a call on `worker`, whose thread this is."""
@@ -56,7 +57,3 @@ class Arguments:
             for leaf in self._leaves
         ]
         return nest.closed(jax.tree.unflatten(self._tree, leaves))
-
-
-def _own(leaf: Any) -> Any:
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
-import numpy as np
 
 from paceline.cluster.carrying import carried
 from paceline.cluster.trace import fingerprint_of
 from paceline.cluster.vigil import Probe
 from paceline.program import nest
+from paceline.program.frozen import frozen
 from paceline.program.function import is_array
 from paceline.program.handover import handover
 from paceline.store.step_update import StepUpdate
@@ -122,7 +122,7 @@ class Worker:
             self._is_tracing = False
         arrays = self._here([leaf for leaf in leaves if is_array(leaf)])
         if self.driver.computes_ahead and not self.keeps_arguments:
-            arrays = [a.copy() if isinstance(a, np.ndarray) else a for a in arrays]
+            arrays = list(map(frozen, arrays))
         fed = self._here([batches[i][leaf] for i, leaf in step.fed])
         self.step = step
         if step.traffic is None and self.driver.counts_bytes:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
-import numpy as np
 
 from paceline.coordinator.values import PerWorkerValues
 from paceline.data.arrays import ArrayBatches
@@ -17,6 +16,7 @@ from paceline.data.sources import Source
 from paceline.errors import ContextError, InvalidArgument, InvalidType, Unsupported
 from paceline.program import context
 from paceline.program.context import Frame
+from paceline.program.frozen import frozen
 from paceline.program.function import Function, is_tracing
 from paceline.program.split_scope import FedIterator, active_split
 from paceline.types import InputContext
@@ -125,17 +125,13 @@ class WorkerIterator(FedIterator):
 
     def take(self) -> Any:
         """Returns the next batch, of arrays that nobody else writes to."""
-        return self.lend() if self._is_kept else jax.tree.map(_own, self.lend())
+        return self.lend() if self._is_kept else jax.tree.map(frozen, self.lend())
 
     def lend(self) -> Any:
         """Returns the next batch; a loader may use its arrays again for the one after it."""
         with context.entered(self._frame):  # also where `run` asks: it is the worker's
             batch = next(self._batches)
         return batch if self._is_kept else jax.tree.map(as_element, batch)
-
-
-def _own(array: Any) -> Any:
-    return array.copy() if isinstance(array, np.ndarray) else array
 
 
 def _maker(dataset: Any, strategy: Any) -> tuple[Callable[[Any], Any], str]:

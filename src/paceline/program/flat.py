@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from jax.extend import core as jex
 
 from paceline.program import meeting
+from paceline.program.frozen import frozen
 from paceline.program.reread import reread_p
-from paceline.program.step import bind, frozen, inlined_program
+from paceline.program.step import bind, inlined_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

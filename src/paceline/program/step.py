@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding
 
 from paceline.errors import Unsupported
 from paceline.program import meeting, nest
+from paceline.program.frozen import frozen
 from paceline.program.scope import TraceScope, is_traced, read_p
 
 if TYPE_CHECKING:
@@ -120,11 +121,6 @@ def trace_step(fn: Callable[..., Any], avals: Sequence[Any], scope: TraceScope) 
         result_tree=found["tree"],
         is_open=found["is_open"],
     )
-
-
-def frozen(const: Any) -> Any:
-    """What a function closed over, as it is now: a host array may be changed by the program."""
-    return const.copy() if isinstance(const, np.ndarray) else const
 
 
 def _is_array(leaf: Any) -> bool:
